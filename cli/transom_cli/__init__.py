@@ -1,0 +1,3 @@
+"""transom_cli."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""transom_slurm."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""hooks."""
+
+from __future__ import annotations

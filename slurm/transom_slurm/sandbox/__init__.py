@@ -1,0 +1,3 @@
+"""sandbox."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""transom_sql."""
+
+from __future__ import annotations

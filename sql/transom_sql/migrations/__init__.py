@@ -1,0 +1,3 @@
+"""migrations."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""api."""
+
+from __future__ import annotations

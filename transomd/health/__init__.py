@@ -1,0 +1,3 @@
+"""health."""
+
+from __future__ import annotations

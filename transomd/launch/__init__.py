@@ -1,0 +1,3 @@
+"""launch."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""tce."""
+
+from __future__ import annotations

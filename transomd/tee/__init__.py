@@ -1,0 +1,3 @@
+"""tee."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""tol."""
+
+from __future__ import annotations

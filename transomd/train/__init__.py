@@ -1,0 +1,3 @@
+"""train."""
+
+from __future__ import annotations
