@@ -151,7 +151,7 @@ class UserIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """One ``sbatch`` call: the script goes in on standard input, ``options`` are argv words, run as ``user`` in ``cwd``.
+    """One ``sbatch`` call: the script goes in on standard input, run as ``user`` in ``cwd``.
 
     ``name`` and ``comment`` carry the tag by which the job is found again (``transom:<job>:<attempt>``).
     """

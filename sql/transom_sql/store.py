@@ -36,3 +36,99 @@ class Change:
     ``job.version`` is the version that was read; the stored one becomes ``version + 1``. Records with a natural key
     (attempt, launch, node, checkpoint) are inserted or replaced; an incident with id 0 is inserted, else replaced.
     An intent whose key exists already is left as it is. Events are appended.
+    Intents and nodes whose ``incident_id`` is None get the id of ``incident`` when there is one.
+    """
+
+    job: Job | None = None
+    attempts: Sequence[Attempt] = ()
+    launches: Sequence[Launch] = ()
+    incident: Incident | None = None
+    nodes: Sequence[NodeRecord] = ()
+    checkpoints: Sequence[Checkpoint] = ()
+    intents: Sequence[Intent] = ()
+    drop_intents: Sequence[str] = ()
+    events: Sequence[Event] = ()
+
+
+class Store(Protocol):
+    """State that outlives the daemon."""
+
+    def add_job(self, job: Job, events: Sequence[Event] = (), intents: Sequence[Intent] = ()) -> Job:
+        """Store a new job and return it with its id and version 1; events and intents get its id."""
+        ...
+
+    def commit(self, change: Change) -> Job | None:
+        """Apply a change; return the job as stored (None where there is none). Raises Conflict, and then did nothing."""
+        ...
+
+    def finish_intent(
+        self,
+        key: str,
+        state: str,
+        outcome: Mapping[str, Any],
+        at: float,
+        events: Sequence[Event] = (),
+        nodes: Sequence[NodeRecord] = (),
+    ) -> None:
+        """Record how an intent ended (``done``, ``failed``), with what it learned, in one transaction."""
+        ...
+
+    def retry_intent(self, key: str, not_before: float, outcome: Mapping[str, Any]) -> None:
+        """Leave an intent pending, to be tried again not before a time; counts the try."""
+        ...
+
+    def job(self, job_id: int) -> Job | None:
+        """One job."""
+        ...
+
+    def jobs(
+        self, *, states: Collection[str] | None = None, user: str | None = None, limit: int = 1000
+    ) -> Sequence[Job]:
+        """Jobs, newest first."""
+        ...
+
+    def attempts(self, job_id: int) -> Sequence[Attempt]:
+        """By number."""
+        ...
+
+    def launches(self, job_id: int) -> Sequence[Launch]:
+        """By epoch."""
+        ...
+
+    def incidents(self, job_id: int | None = None, *, limit: int = 1000) -> Sequence[Incident]:
+        """By id."""
+        ...
+
+    def intents(self, *, job_id: int | None = None, states: Collection[str] | None = None) -> Sequence[Intent]:
+        """By id."""
+        ...
+
+    def intent(self, key: str) -> Intent | None:
+        """One intent by its key."""
+        ...
+
+    def events(
+        self, *, job_id: int | None = None, node: str | None = None, after: int = 0, limit: int = 1000
+    ) -> Sequence[Event]:
+        """By id, those with an id greater than ``after``; the *last* ``limit`` of them when ``after`` is 0."""
+        ...
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Append events that belong to no change."""
+        ...
+
+    def node(self, name: str) -> NodeRecord | None:
+        """One node."""
+        ...
+
+    def nodes(self) -> Sequence[NodeRecord]:
+        """All nodes with a record, by name."""
+        ...
+
+    def checkpoints(self, job_id: int) -> Sequence[Checkpoint]:
+        """By step."""
+        ...
+
+    def close(self) -> None:
+        """Release the database."""
+        ...
