@@ -58,7 +58,7 @@ class Store(Protocol):
         ...
 
     def commit(self, change: Change) -> Job | None:
-        """Apply a change; return the job as stored (None where there is none). Raises Conflict, and then did nothing."""
+        """Apply a change; return the job as stored (None where there is none). Raises Conflict (nothing was done)."""
         ...
 
     def finish_intent(

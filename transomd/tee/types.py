@@ -1,0 +1,72 @@
+"""What TEE works on: pieces of evidence go in, one verdict comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from transomd.words import Action, Blame, Confidence, FailureClass, Role
+
+MAX_TEXT = 500
+"""Characters of a line that are kept; job output is hostile input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One observation that bears on a failure.
+
+    ``source`` is one of ``log kernel slurm exit heartbeat progress probe process``; ``signature`` is an id from the
+    catalogue, or a built-in one (``HEARTBEAT-LOST``, ``NO-PROGRESS``, ``EXIT``, ``SLURM-NODE-DOWN``, ``PROBE-...``).
+    ``node`` and ``rank`` are where it was *printed or seen*; ``peer_nodes`` and ``peer_ranks`` are those it *names*.
+    ``at`` is Unix seconds on the head node's clock as far as it is known. ``forgeable`` is what a user could have
+    written: it may restart or exclude for that user's job, but never drains a node by itself.
+    """
+
+    source: str
+    signature: str
+    text: str
+    role: Role
+    failure_class: FailureClass = FailureClass.UNKNOWN
+    blame: Blame = Blame.UNKNOWN
+    action: Action = Action.RESTART
+    at: float | None = None
+    node: str = ""
+    rank: int | None = None
+    peer_nodes: tuple[str, ...] = ()
+    peer_ranks: tuple[int, ...] = ()
+    file: str = ""
+    line: int | None = None
+    count: int = 1
+    forgeable: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that :meth:`from_json` reads."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, "", ())}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Evidence:
+        """Read what :meth:`to_json` wrote, by a possibly newer or hostile sender: unknown keys are dropped, text is cut.
+
+        Raises ValueError on a wrong type or an unknown word.
+        """
+        from transomd.tee.wire import read_evidence
+
+        return read_evidence(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What failed, whose fault it is and what to do. ``nodes`` and ``ranks`` are those blamed, or, with blame
+    ``unknown``, empty. ``drainable`` nodes are those of ``nodes`` that evidence no user can forge confirms.
+    """
+
+    failure_class: FailureClass
+    blame: Blame
+    action: Action
+    confidence: Confidence
+    summary: str
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    drainable: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = field(default=())
