@@ -1,0 +1,163 @@
+"""What travels between the daemon, its launchers and its users, as JSON. Standard library only: the CLI and the
+launcher import this.
+
+User side (Unix socket, or TCP), all JSON, errors as ``{"error": {"message", "hint", "code", "faults"}}``:
+
+=======  ==========================  ===========================================================================
+method   path                        body → answer
+=======  ==========================  ===========================================================================
+GET      /v1/daemon                  → {version, started_at, mode, database, paused, slurm: {ok, at, error, version}}
+GET      /v1/jobs                    ?all=1&user=U → {jobs: [job]}
+POST     /v1/jobs                    {spec, run_dir, cwd, token, dry_run} → {job} or {plan: {script, sbatch, gate}}
+GET      /v1/jobs/ID                 → {job, attempts, launches, incidents, intents, checkpoints}
+POST     /v1/jobs/ID/cancel          {} → {job}
+GET      /v1/events                  ?job=ID&node=N&after=K&limit=L&wait=S → {events, last}
+GET      /v1/nodes                   → {nodes: [node], slurm: {ok, at, error}}
+POST     /v1/nodes/drain             {nodes, reason, dry_run} → {results: [{node, done, message, command}]}
+POST     /v1/nodes/undrain           {nodes, dry_run} → the same
+POST     /v1/launcher                launcher report (Bearer token of the job) → directive
+=======  ==========================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def _read(cls: type[T], data: Mapping[str, Any]) -> T:
+    """Build ``cls`` from a JSON object; keys it does not know are dropped, so that either side may be newer."""
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    return cls(**{key: value for key, value in data.items() if key in known})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchReport:
+    """One launch as its launcher saw it. Times are Unix seconds; steps are the program's own numbers.
+
+    ``new_step_at`` is when the step first went past ``past_step``, the furthest that any earlier launch had come.
+    """
+
+    epoch: int
+    nodes: list[str]
+    started_at: float
+    ended_at: float | None = None
+    resume_step: int | None = None
+    first_step: int | None = None
+    first_step_at: float | None = None
+    new_step_at: float | None = None
+    last_step: int | None = None
+    last_step_at: float | None = None
+    end_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    """How a launch failed: when it was noticed, by what, and the evidence (:class:`transomd.tee.types.Evidence`).
+
+    ``detected_by`` is ``exit``, ``heartbeat``, ``stall``, ``asked`` (the daemon said so), ``start`` or ``takeover``.
+    ``fenced_at`` is when no process of the launch was left on any node that answers; ``unfenced`` are the others.
+    """
+
+    epoch: int
+    detected_at: float
+    detected_by: str
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+    lost_nodes: list[str] = field(default_factory=list)
+    fenced_at: float | None = None
+    unfenced: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherReport:
+    """What a launcher tells the daemon, on change and every ``report_s`` seconds.
+
+    ``phase`` is a :class:`transomd.words.LauncherPhase`. ``nodes`` are the allocation's nodes with a living agent;
+    ``unfit`` are those of them whose local check failed, with the reason. ``launches`` holds every launch that the
+    launcher started, so that those made on a grant while the daemon was away become known.
+    """
+
+    job_id: int
+    attempt: int
+    slurm_job_id: int
+    generation: int
+    host: str
+    phase: str
+    at: float
+    nodes: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    unfit: dict[str, str] = field(default_factory=dict)
+    launches: list[LaunchReport] = field(default_factory=list)
+    failure: FailureReport | None = None
+    checkpoint_step: int | None = None
+    checkpoint_epoch: int | None = None
+    checkpoint_at: float | None = None
+    exit_code: int | None = None
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object that is sent."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LauncherReport:
+        """Read a report. Raises TypeError or ValueError when it is no report."""
+        report = dict(data)
+        report["launches"] = [_read(LaunchReport, item) for item in report.get("launches") or []]
+        failure = report.get("failure")
+        report["failure"] = _read(FailureReport, failure) if failure else None
+        return _read(cls, report)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOrder:
+    """Start the program: once per epoch, on exactly these nodes. ``past_step`` is the furthest step ever reached."""
+
+    epoch: int
+    nodes: list[str]
+    resume_step: int | None = None
+    past_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What the launcher may do while the daemon does not answer: so many restarts in place, until a time."""
+
+    restarts: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    """The daemon's answer to a report: what is wanted now. Level, not edge: it is repeated until it is so.
+
+    ``gate``: ``hold`` (wait), ``open`` (``launch`` says what to start), ``refuse`` (this is not the recorded attempt or
+    generation: leave without starting anything). ``fence_epoch``: end that launch, whatever it does. ``stop``: end
+    the program and the allocation, for this reason. ``poll_s``: when to report again at the latest.
+    """
+
+    gate: str
+    launch: LaunchOrder | None = None
+    fence_epoch: int | None = None
+    fence_reason: str = ""
+    stop: str = ""
+    barred: list[str] = field(default_factory=list)
+    grant: Grant | None = None
+    poll_s: float = 1.0
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object that is sent."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Directive:
+        """Read a directive."""
+        directive = dict(data)
+        launch, grant = directive.get("launch"), directive.get("grant")
+        directive["launch"] = _read(LaunchOrder, launch) if launch else None
+        directive["grant"] = _read(Grant, grant) if grant else None
+        return _read(cls, directive)
