@@ -1,3 +1,3 @@
-"""transom_sql."""
+"""The state of transom in a database: records, the store behind a protocol, and migrations."""
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What is stored, as immutable records. States and kinds are plain strings here: their words belong to the daemon.
 
 All times are Unix seconds (float). ``None`` means "not yet" or "does not apply", never "unknown".
+What is typed ``Any`` holds JSON values: string keys, lists (a tuple within comes back as a list), finite numbers.
 """
 
 from __future__ import annotations

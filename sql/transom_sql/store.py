@@ -1,7 +1,8 @@
 """The seam to the database.
 
 A change of a job, its events and its intents are one transaction, guarded by the job's version. Everything is
-synchronous: the daemon calls it from one worker thread.
+synchronous: the daemon calls it from one worker thread. Every method raises StoreError when the database refuses or
+fails, and then has changed nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ class Change:
     """Everything that one decision writes, all or nothing.
 
     ``job.version`` is the version that was read; the stored one becomes ``version + 1``. Records with a natural key
-    (attempt, launch, node, checkpoint) are inserted or replaced; an incident with id 0 is inserted, else replaced.
+    (attempt: job and number; launch: job and epoch; node: name; checkpoint: job, step and epoch) are inserted or
+    replaced as a whole; an incident with id 0 is inserted, else replaced.
     An intent whose key exists already is left as it is. Events are appended.
+    ``drop_intents`` are keys: those that are pending become ``dropped``, others stay as they are.
     Intents and nodes whose ``incident_id`` is None get the id of ``incident`` when there is one.
     """
 
@@ -70,11 +73,18 @@ class Store(Protocol):
         events: Sequence[Event] = (),
         nodes: Sequence[NodeRecord] = (),
     ) -> None:
-        """Record how an intent ended (``done``, ``failed``), with what it learned, in one transaction."""
+        """Record how an intent ended (``done``, ``failed``), with what it learned, in one transaction.
+
+        An intent that was dropped while it was carried out is finished all the same: what was done is the truth.
+        Raises StoreError for a key that does not exist or has ended already.
+        """
         ...
 
     def retry_intent(self, key: str, not_before: float, outcome: Mapping[str, Any]) -> None:
-        """Leave an intent pending, to be tried again not before a time; counts the try."""
+        """Leave an intent pending, to be tried again not before a time; counts the try. A dropped one stays dropped.
+
+        Raises StoreError for a key that does not exist or has ended already.
+        """
         ...
 
     def job(self, job_id: int) -> Job | None:
@@ -82,9 +92,9 @@ class Store(Protocol):
         ...
 
     def jobs(
-        self, *, states: Collection[str] | None = None, user: str | None = None, limit: int = 1000
+        self, *, states: Collection[str] | None = None, user: str | None = None, limit: int | None = 1000
     ) -> Sequence[Job]:
-        """Jobs, newest first."""
+        """Jobs, newest first; all of them when ``limit`` is None."""
         ...
 
     def attempts(self, job_id: int) -> Sequence[Attempt]:
@@ -95,8 +105,8 @@ class Store(Protocol):
         """By epoch."""
         ...
 
-    def incidents(self, job_id: int | None = None, *, limit: int = 1000) -> Sequence[Incident]:
-        """By id."""
+    def incidents(self, job_id: int | None = None, *, limit: int | None = 1000) -> Sequence[Incident]:
+        """By id, the *last* ``limit`` of them; all when it is None."""
         ...
 
     def intents(self, *, job_id: int | None = None, states: Collection[str] | None = None) -> Sequence[Intent]:
@@ -108,9 +118,9 @@ class Store(Protocol):
         ...
 
     def events(
-        self, *, job_id: int | None = None, node: str | None = None, after: int = 0, limit: int = 1000
+        self, *, job_id: int | None = None, node: str | None = None, after: int = 0, limit: int | None = 1000
     ) -> Sequence[Event]:
-        """By id, those with an id greater than ``after``; the *last* ``limit`` of them when ``after`` is 0."""
+        """By id, the first ``limit`` with an id greater than ``after``; the *last* ``limit`` when ``after`` is 0."""
         ...
 
     def add_events(self, events: Sequence[Event]) -> None:
@@ -126,7 +136,7 @@ class Store(Protocol):
         ...
 
     def checkpoints(self, job_id: int) -> Sequence[Checkpoint]:
-        """By step."""
+        """By step, then epoch."""
         ...
 
     def close(self) -> None:

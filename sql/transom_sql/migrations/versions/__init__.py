@@ -1,0 +1,3 @@
+"""One file for each revision."""
+
+from __future__ import annotations
