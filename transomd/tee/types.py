@@ -48,6 +48,7 @@ class Evidence:
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
         """Read what :meth:`to_json` wrote, by a possibly newer or hostile sender: unknown keys are dropped, text is cut.
 
+        The result is always ``forgeable``; our own database is read with ``wire.read_evidence(data, trusted=True)``.
         Raises ValueError on a wrong type or an unknown word.
         """
         from transomd.tee.wire import read_evidence
@@ -70,3 +71,8 @@ class Verdict:
     ranks: tuple[int, ...] = ()
     drainable: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that :func:`transomd.tee.wire.read_verdict` reads."""
+        data = {key: getattr(self, key) for key in self.__slots__ if key != "evidence"}
+        return {**data, "evidence": [item.to_json() for item in self.evidence]}
