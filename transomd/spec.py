@@ -1,0 +1,252 @@
+"""``job.yaml``: what a user asks for. Every fault is told at once, with its line; fields: docs/job-yaml.md."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from transomd.errors import NotFoundError, SpecError, UsageError
+from transomd.faults import faults_of
+from transomd.fields import (
+    Environment,
+    Every,
+    Line,
+    Lines,
+    Name,
+    Options,
+    Part,
+    Pattern,
+    PositiveDuration,
+    Text,
+    TimeLimit,
+    Word,
+    Words,
+)
+from transomd.forms import time_limit_seconds
+from transomd.yamldoc import Document, Fault, read_yaml
+
+MAX_BYTES = 1 << 20
+"""Size of the largest job.yaml that is read."""
+
+_LABEL = "job.yaml"
+_HINT = "correct it and submit again; docs/job-yaml.md describes the fields"
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
+
+
+class CheckpointSpec(Part):
+    """Where checkpoints go, how many complete ones are kept, and how often the program says it saves (shown only)."""
+
+    dir: Line = ""
+    keep: int = Field(default=3, ge=1)
+    every: Every = None
+
+
+class HealthSpec(Part):
+    """Which checks the gate makes. ``skip`` names single checks of the probe."""
+
+    probe: bool = True
+    collective: bool = True
+    skip: Words = ()
+
+
+class WatchSpec(Part):
+    """How progress is seen, and after how many seconds without it the program counts as hung; None: the site's value.
+
+    ``progress`` is a regular expression whose group ``step`` (else its first) is the step's number; empty: built in.
+    """
+
+    progress: Pattern = ""
+    stall_after: PositiveDuration | None = None
+    first_step_after: PositiveDuration | None = None
+    heartbeat_timeout: PositiveDuration | None = None
+
+
+class PolicySpec(Part):
+    """How often transom tries again: for faults of the cluster, of the program, in attempts, and without a new step."""
+
+    max_restarts: int = Field(default=20, ge=0)
+    max_user_restarts: int = Field(default=0, ge=0)
+    max_attempts: int = Field(default=10, ge=1)
+    no_progress_limit: int = Field(default=3, ge=1)
+
+
+class JobSpec(Part):
+    """One job. ``workdir``, ``script`` and ``checkpoint.dir`` are absolute after :meth:`resolve`."""
+
+    name: Name
+    command: Text = ""
+    script: Line = ""
+    launcher: Literal["srun", "torchrun"] = "srun"
+    nodes: int = Field(ge=1)
+    spares: int = Field(default=0, ge=0)
+    gpus_per_node: int = Field(default=0, ge=0)
+    tasks_per_node: int = Field(default=0, ge=1)
+    partition: Word = ""
+    account: Word = ""
+    qos: Word = ""
+    time_limit: TimeLimit = ""
+    sbatch: Options = ()
+    workdir: Line = ""
+    env: Environment = Field(default_factory=dict)
+    setup: Lines = ()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    health: HealthSpec = HealthSpec()
+    watch: WatchSpec = WatchSpec()
+    policy: PolicySpec = PolicySpec()
+
+    @model_validator(mode="after")
+    def _whole(self) -> JobSpec:
+        for _, message in _program_faults({"command": self.command, "script": self.script, "launcher": self.launcher}):
+            raise ValueError(message)
+        if not self.tasks_per_node:
+            # The model is frozen for everybody else; a default that follows another field is set once, here.
+            object.__setattr__(self, "tasks_per_node", max(1, self.gpus_per_node))
+        return self
+
+    @property
+    def time_limit_s(self) -> int | None:
+        """The time limit in seconds; None when it is unlimited or the partition's own."""
+        return time_limit_seconds(self.time_limit) if self.time_limit else None
+
+    @property
+    def total_nodes(self) -> int:
+        """The nodes asked of Slurm: those that train, and the spares."""
+        return self.nodes + self.spares
+
+    @classmethod
+    def from_stored(cls, data: Mapping[str, Any]) -> JobSpec:
+        """Read what ``model_dump(mode="json")`` wrote. Raises SpecError with every fault when it is no job."""
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            faults = faults_of(error, cls, lambda _: 0)
+            raise _spec_error("the job", [fault.text("job") for fault in faults]) from None
+
+    def resolve(self, cwd: Path, env: Mapping[str, str]) -> JobSpec:
+        """Return the job with absolute paths, ``~`` and ``$NAME`` in them replaced from ``env``: the user's own.
+
+        A relative ``workdir`` counts from ``cwd``, the other paths from ``workdir``. Raises SpecError when a variable
+        is not set.
+        """
+        faults: list[str] = []
+        workdir = _absolute("workdir", self.workdir, cwd, env, faults)
+        folder = self.checkpoint.dir or f"checkpoints/{self.name}"
+        folder = _absolute("checkpoint.dir", folder, Path(workdir), env, faults)
+        script = _absolute("script", self.script, Path(workdir), env, faults) if self.script else ""
+        if faults:
+            raise _spec_error("the job's paths", faults)
+        checkpoint = self.checkpoint.model_copy(update={"dir": folder})
+        return self.model_copy(update={"workdir": workdir, "checkpoint": checkpoint, "script": script})
+
+
+def load_job(source: Path | str, *, overrides: Sequence[str] = (), sbatch: Sequence[str] = ()) -> JobSpec:
+    """Return the job of a file (a ``Path``) or of YAML text (a ``str``).
+
+    ``overrides`` are ``field=value`` (``nodes=2``, ``checkpoint.keep=5``) and win over the file; ``sbatch`` are further
+    options for sbatch, after the file's. Raises SpecError with every fault; NotFoundError when there is no such file.
+    """
+    label, text = (_LABEL, source) if isinstance(source, str) else (str(source), _read(source))
+    document = read_yaml(text)
+    faults = [fault.text(label) for fault in document.faults]
+    if not document.values and faults:
+        raise _spec_error(label, faults)
+    faults += _override(document, overrides)
+    spec, wrong = _build(document, sbatch)
+    if spec is None or faults or wrong:
+        given = {text.partition("=")[0]: text for text in overrides}
+        faults += [_told(fault, label, given) for fault in sorted(wrong, key=lambda fault: fault.line)]
+        raise _spec_error(label, faults)
+    return spec
+
+
+def _build(document: Document, sbatch: Sequence[str]) -> tuple[JobSpec | None, list[Fault]]:
+    values = dict(document.values)
+    if sbatch:
+        values["sbatch"] = [*_as_list(values.get("sbatch")), *sbatch]
+    wrong = [Fault(document.line((key,)), key, message) for key, message in _program_faults(values)]
+    try:
+        return JobSpec.model_validate(values), wrong
+    except ValidationError as error:
+        # Those of the whole model (no field) are the ones that _program_faults has told already.
+        return None, wrong + [fault for fault in faults_of(error, JobSpec, document.line) if fault.field]
+
+
+def _told(fault: Fault, label: str, given: Mapping[str, str]) -> str:
+    if fault.field in given:
+        return f"--set {given[fault.field]}: {fault.message}"
+    return fault.text(label)
+
+
+def _program_faults(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    command, script = str(values.get("command") or "").strip(), values.get("script")
+    if not command and not script:
+        yield "command", "is required: the shell command to run, or `script`, an sbatch file"
+    if command and script:
+        yield "script", "is given beside `command`; keep one"
+    if script and values.get("launcher", "srun") != "srun":
+        yield "launcher", "must be srun for a `script`, which starts its program itself"
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _override(document: Document, overrides: Sequence[str]) -> list[str]:
+    """Put each ``field=value`` into the document; return what cannot be put."""
+    faults = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        path = tuple(key.split("."))
+        if not equals or not all(path):
+            faults.append(f"--set {text}: must be FIELD=VALUE, such as nodes=2 or checkpoint.keep=5")
+            continue
+        place: Any = document.values
+        for part in path[:-1]:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                faults.append(f"--set {text}: {part} is no mapping")
+                break
+        else:
+            place[path[-1]] = value
+            document.lines[path] = 0
+    return faults
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise NotFoundError(f"reading {path}: there is no such file", hint=f"ls {path.parent}") from None
+    except OSError as error:
+        raise UsageError(f"reading {path}: {error.strerror}", hint=f"ls -ld {path}") from None
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"reading {path}: it is larger than {MAX_BYTES >> 20} MiB, so it is no job.yaml")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise _spec_error(str(path), [f"{path}:{line}: is not UTF-8 text"]) from None
+
+
+def _absolute(field: str, text: str, base: Path, env: Mapping[str, str], faults: list[str]) -> str:
+    missing = [name for name in _VARIABLE.findall(text) if name not in env]
+    if missing:
+        faults.append(f"{field}: the variable ${missing[0]} is not set, in {text!r}")
+        return text
+    text = _VARIABLE.sub(lambda found: env[found.group(1)], text)
+    if text == "~" or text.startswith("~/"):
+        text = env.get("HOME", os.path.expanduser("~")) + text[1:]
+    return os.path.normpath(base / text)
+
+
+def _spec_error(label: str, faults: Sequence[str]) -> SpecError:
+    number = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+    return SpecError(f"{label}: {number}; nothing was submitted", tuple(faults), hint=_HINT)
