@@ -9,9 +9,9 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -179,12 +179,12 @@ class Settings(Part):
     notify: NotifySettings = NotifySettings()
 
 
-def load_settings(path: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
+def load_settings(path: Path | None = None, env: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of ``path``, else of ``$TRANSOM_CONFIG``, else of /etc/transom/transomd.toml if there is one.
 
     Raises SpecError with every fault, and NotFoundError when a file that was named is not there.
     """
-    named = path or Path((os.environ if env is None else env).get(ENV_PATH, "") or DEFAULT_PATH)
+    named = path or Path(env.get(ENV_PATH) or DEFAULT_PATH)
     if named == DEFAULT_PATH and path is None and not named.exists():
         return Settings()
     return parse_settings(_read(named), label=str(named))
@@ -241,6 +241,6 @@ def _line(lines: Mapping[Keys, int], keys: Keys) -> int:
     return next((lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines), 0)
 
 
-def _spec_error(label: str, faults: list[Any]) -> SpecError:
+def _spec_error(label: str, faults: Sequence[str]) -> SpecError:
     number = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
     return SpecError(f"{label}: {number}", tuple(faults), hint="correct it; docs/operate.md describes the fields")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
+from transom_slurm.batch import check_user_options
 
 from transomd.errors import NotFoundError, SpecError, UsageError
 from transomd.faults import faults_of
@@ -28,6 +29,7 @@ from transomd.fields import (
     Words,
 )
 from transomd.forms import time_limit_seconds
+from transomd.script import ScriptFaults, merge, read_options
 from transomd.yamldoc import Document, Fault, read_yaml
 
 MAX_BYTES = 1 << 20
@@ -101,8 +103,11 @@ class JobSpec(Part):
 
     @model_validator(mode="after")
     def _whole(self) -> JobSpec:
-        for _, message in _program_faults({"command": self.command, "script": self.script, "launcher": self.launcher}):
-            raise ValueError(message)
+        given = {"command": self.command, "script": self.script, "launcher": self.launcher}
+        faults = [f"{key}: {message}" for key, message in _program_faults(given)]
+        faults += [f"sbatch: {fault}" for fault in _option_faults(self.sbatch)]
+        if faults:
+            raise ValueError("; ".join(faults))
         if not self.tasks_per_node:
             # The model is frozen for everybody else; a default that follows another field is set once, here.
             object.__setattr__(self, "tasks_per_node", max(1, self.gpus_per_node))
@@ -121,34 +126,41 @@ class JobSpec(Part):
     @classmethod
     def from_stored(cls, data: Mapping[str, Any]) -> JobSpec:
         """Read what ``model_dump(mode="json")`` wrote. Raises SpecError with every fault when it is no job."""
-        try:
-            return cls.model_validate(dict(data))
-        except ValidationError as error:
-            faults = faults_of(error, cls, lambda _: 0)
-            raise _spec_error("the job", [fault.text("job") for fault in faults]) from None
+        spec, wrong = _build(Document(values=dict(data)))
+        if spec is None:
+            raise _spec_error("the job", [fault.text("job") for fault in wrong])
+        return spec
 
-    def resolve(self, cwd: Path, env: Mapping[str, str]) -> JobSpec:
-        """Return the job with absolute paths, ``~`` and ``$NAME`` in them replaced from ``env``: the user's own.
+    def resolve(self, cwd: Path, env: Mapping[str, str] = os.environ) -> JobSpec:
+        """Return the job with absolute paths, ``~`` and ``$NAME`` in them replaced from ``env``; call it as the user.
 
-        A relative ``workdir`` counts from ``cwd``, the other paths from ``workdir``. Raises SpecError when a variable
-        is not set.
+        A relative ``workdir`` or ``script`` counts from ``cwd``, ``checkpoint.dir`` from ``workdir``. Raises SpecError
+        when a variable is not set.
         """
         faults: list[str] = []
         workdir = _absolute("workdir", self.workdir, cwd, env, faults)
         folder = self.checkpoint.dir or f"checkpoints/{self.name}"
         folder = _absolute("checkpoint.dir", folder, Path(workdir), env, faults)
-        script = _absolute("script", self.script, Path(workdir), env, faults) if self.script else ""
+        script = _absolute("script", self.script, cwd, env, faults) if self.script else ""
         if faults:
             raise _spec_error("the job's paths", faults)
         checkpoint = self.checkpoint.model_copy(update={"dir": folder})
         return self.model_copy(update={"workdir": workdir, "checkpoint": checkpoint, "script": script})
 
 
-def load_job(source: Path | str, *, overrides: Sequence[str] = (), sbatch: Sequence[str] = ()) -> JobSpec:
+def load_job(
+    source: Path | str,
+    *,
+    overrides: Sequence[str] = (),
+    sbatch: Sequence[str] = (),
+    cwd: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> JobSpec:
     """Return the job of a file (a ``Path``) or of YAML text (a ``str``).
 
-    ``overrides`` are ``field=value`` (``nodes=2``, ``checkpoint.keep=5``) and win over the file; ``sbatch`` are further
-    options for sbatch, after the file's. Raises SpecError with every fault; NotFoundError when there is no such file.
+    ``overrides`` are ``field=value`` (``nodes=2``, ``checkpoint.keep=5``) and win over the file; ``sbatch`` are more
+    options for sbatch, after the file's. A ``script`` is read here, from ``cwd`` and with the variables of ``env``
+    (this process's own). Raises SpecError with every fault; NotFoundError when there is no such file.
     """
     label, text = (_LABEL, source) if isinstance(source, str) else (str(source), _read(source))
     document = read_yaml(text)
@@ -156,19 +168,41 @@ def load_job(source: Path | str, *, overrides: Sequence[str] = (), sbatch: Seque
     if not document.values and faults:
         raise _spec_error(label, faults)
     faults += _override(document, overrides)
-    spec, wrong = _build(document, sbatch)
-    if spec is None or faults or wrong:
-        given = {text.partition("=")[0]: text for text in overrides}
-        faults += [_told(fault, label, given) for fault in sorted(wrong, key=lambda fault: fault.line)]
+    origins = {text.partition("=")[0]: f"--set {text}" for text in overrides}
+    faults += _take_script(document, origins, cwd or Path.cwd(), env)
+    spec, wrong = _build(document)
+    if spec is not None:
+        spec = spec.model_copy(update={"sbatch": (*spec.sbatch, *sbatch)})
+    faults += [f"after `--`: {fault}" for fault in _option_faults(sbatch)]
+    faults += [_told(fault, label, origins) for fault in sorted(wrong, key=lambda fault: fault.line)]
+    if spec is None or faults:
         raise _spec_error(label, faults)
     return spec
 
 
-def _build(document: Document, sbatch: Sequence[str]) -> tuple[JobSpec | None, list[Fault]]:
-    values = dict(document.values)
-    if sbatch:
-        values["sbatch"] = [*_as_list(values.get("sbatch")), *sbatch]
+def _take_script(document: Document, origins: dict[str, str], cwd: Path, env: Mapping[str, str]) -> list[str]:
+    """Add what the job's batch script asks for to the document; return what is wrong with it."""
+    named = document.values.get("script")
+    if not isinstance(named, str):
+        return []
+    faults: list[str] = []
+    path = _absolute("script", named, cwd, env, faults)
+    if faults:
+        return faults
+    try:
+        document.values, added = merge(document.values, read_options(Path(path)))
+    except ScriptFaults as error:
+        return list(error.faults)
+    origins.update({field: f"{path}: #SBATCH: {field}" for field in added})
+    return []
+
+
+def _build(document: Document) -> tuple[JobSpec | None, list[Fault]]:
+    values = document.values
     wrong = [Fault(document.line((key,)), key, message) for key, message in _program_faults(values)]
+    options = values.get("sbatch", [])
+    options = [options] if isinstance(options, str) else options
+    wrong += [Fault(document.line(("sbatch",)), "sbatch", fault) for fault in _option_faults(options)]
     try:
         return JobSpec.model_validate(values), wrong
     except ValidationError as error:
@@ -176,10 +210,16 @@ def _build(document: Document, sbatch: Sequence[str]) -> tuple[JobSpec | None, l
         return None, wrong + [fault for fault in faults_of(error, JobSpec, document.line) if fault.field]
 
 
-def _told(fault: Fault, label: str, given: Mapping[str, str]) -> str:
-    if fault.field in given:
-        return f"--set {given[fault.field]}: {fault.message}"
+def _told(fault: Fault, label: str, origins: Mapping[str, str]) -> str:
+    if fault.field in origins:
+        return f"{origins[fault.field]}: {fault.message}"
     return fault.text(label)
+
+
+def _option_faults(options: Any) -> list[str]:
+    if not isinstance(options, (list, tuple)):
+        return []
+    return check_user_options([word for word in options if isinstance(word, str)])
 
 
 def _program_faults(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -190,12 +230,6 @@ def _program_faults(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "script", "is given beside `command`; keep one"
     if script and values.get("launcher", "srun") != "srun":
         yield "launcher", "must be srun for a `script`, which starts its program itself"
-
-
-def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _override(document: Document, overrides: Sequence[str]) -> list[str]:

@@ -48,7 +48,7 @@ class Document:
         for length in range(len(path), 0, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
-        return 1
+        return 1 if self.lines else 0
 
 
 def read_yaml(text: str) -> Document:
