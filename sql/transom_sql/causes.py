@@ -30,7 +30,7 @@ _SQLITE = (
 def place(url: URL) -> str:
     """The database as people know it: a path, or a URL without its password."""
     if url.get_backend_name() == "sqlite":
-        return url.database or ":memory:"
+        return url.database or "memory"
     return url.render_as_string(hide_password=True)
 
 

@@ -13,14 +13,14 @@ from transom_sql import writes
 from transom_sql.causes import explained
 from transom_sql.connect import writer
 from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord
-from transom_sql.store import Change
+from transom_sql.store import Change, Store
 from transom_sql.tables import TABLES, attempts, checkpoints, events, incidents, intents, jobs, launches, nodes
 
 R = TypeVar("R")
 
 
-class SqlStore:
-    """A :class:`transom_sql.store.Store` on an engine of :func:`transom_sql.connect.connect`, which it owns.
+class SqlStore(Store):
+    """The store on an engine of :func:`transom_sql.connect.connect`, which it owns.
 
     Any thread may call it. Every method raises StoreError when the database refuses or fails.
     """

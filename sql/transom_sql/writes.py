@@ -86,12 +86,12 @@ def linked(records: Iterable[Linked], incident_id: int | None) -> list[Linked]:
 
 def _row(record: Any) -> dict[str, Any]:
     """A record's columns; not its id, which the database gives."""
-    return {name: getattr(record, name) for name in _names(type(record))}
+    return {name: getattr(record, name) for name in _names(TABLES[type(record)])}
 
 
 @cache
-def _names(record: type[Any]) -> tuple[str, ...]:
-    return tuple(name for name in TABLES[record].columns.keys() if name != "id")  # noqa: SIM118  (no mapping)
+def _names(table: Table) -> tuple[str, ...]:
+    return tuple(column.name for column in table.columns if column.name != "id")
 
 
 @cache
