@@ -1,0 +1,80 @@
+"""Fixtures for everybody: an environment without Slurm's variables, and real Slurm sandboxes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transom_slurm.sandbox import Sandbox
+from transom_slurm.sandbox.daemons import find
+
+for _name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_"))]:
+    del os.environ[_name]
+
+MakeSandbox = Callable[..., Sandbox]
+
+
+def _required() -> bool:
+    return os.environ.get("CI") == "true" or os.environ.get("TRANSOM_REQUIRE_CLUSTER") == "1"
+
+
+def require_cluster() -> None:
+    """Skip where no sandbox can run; fail instead where one must (CI=true or TRANSOM_REQUIRE_CLUSTER=1)."""
+    if not find("slurmctld"):
+        reason = "NO REAL SLURM: slurmctld is not installed, so nothing was tested on a cluster"
+    elif os.geteuid() != 0:
+        reason = "NO REAL SLURM: not root, so nodes cannot have namespaces and nothing was tested on a cluster"
+    else:
+        return
+    if _required():
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def _factory(stack: list[Sandbox]) -> MakeSandbox:
+    def make(nodes: int = 4, **settings: Any) -> Sandbox:
+        base = Path(tempfile.mkdtemp(prefix="tsb-"))
+        base.chmod(0o755)
+        try:
+            stack.append(Sandbox.up(nodes, base / "s", **settings))
+        except BaseException:
+            shutil.rmtree(base)
+            raise
+        return stack[-1]
+
+    return make
+
+
+def _end(stack: list[Sandbox]) -> None:
+    while stack:
+        sandbox = stack.pop()
+        Sandbox.clear(sandbox.directory)
+        shutil.rmtree(sandbox.directory.parent)
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Sandbox]:
+    """A real Slurm with 4 nodes for the whole run. Leave it as you found it: ``sandbox.reset()`` does that."""
+    require_cluster()
+    stack: list[Sandbox] = []
+    try:
+        yield _factory(stack)(4)
+    finally:
+        _end(stack)
+
+
+@pytest.fixture(scope="module")
+def make_sandbox() -> Iterator[MakeSandbox]:
+    """``make_sandbox(nodes=5, slurmd_timeout=5, ...)``: sandboxes of one's own, ended with the module."""
+    require_cluster()
+    stack: list[Sandbox] = []
+    try:
+        yield _factory(stack)
+    finally:
+        _end(stack)
