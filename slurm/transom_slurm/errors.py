@@ -4,6 +4,7 @@
 
     SlurmError                operation, cause, next command
     ├── SlurmUnavailable      no answer: controller, munge or network; the truth is unknown
+    │   ├── SlurmUnreadable   an answer this version of transom cannot read
     │   └── SubmitAmbiguous   sbatch gave no clear answer: the job may exist; look for its tag before trying again
     ├── SlurmDenied           the caller may not do it
     └── SlurmRejected         Slurm answered no (unknown partition, invalid node, impossible request)
@@ -23,7 +24,11 @@ class SlurmError(Exception):
 
 
 class SlurmUnavailable(SlurmError):
-    """No answer in time, or an answer that says the controller cannot be reached. Proves nothing about jobs or nodes."""
+    """No answer in time, or one that says the controller cannot be reached. Proves nothing about jobs or nodes."""
+
+
+class SlurmUnreadable(SlurmUnavailable):
+    """An answer that cannot be read (the message quotes the line). Nothing is guessed, so it proves nothing either."""
 
 
 class SubmitAmbiguous(SlurmUnavailable):

@@ -1,7 +1,7 @@
 """What Slurm says, as immutable values. Nothing here talks to Slurm.
 
-Three answers are kept apart everywhere: a value, *absent* (Slurm answered and does not know it), and *unknown* (Slurm did
-not answer: :class:`transom_slurm.errors.SlurmUnavailable` is raised, and no value exists).
+Three answers are kept apart everywhere: a value, *absent* (Slurm answered and does not know it), and *unknown* (Slurm
+did not answer: :class:`transom_slurm.errors.SlurmUnavailable` is raised, and no value exists).
 """
 
 from __future__ import annotations
@@ -76,13 +76,20 @@ class SlurmJob:
     derived_exit: ExitStatus | None = None
     priority: int | None = None
     restarts: int = 0
-    excluded: tuple[str, ...] = ()
     work_dir: str = ""
+    may_requeue: bool = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended for good; unlike ``status.terminal`` it knows that a preempted job may not return."""
+        from transom_slurm.states import job_terminal
+
+        return job_terminal(self.status, may_requeue=self.may_requeue)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node's base state (IDLE, ALLOCATED, MIXED, DOWN, UNKNOWN, ERROR, FUTURE) and flags (DRAIN, NOT_RESPONDING, ...)."""
+    """A node's base state (IDLE, ALLOCATED, MIXED, DOWN, UNKNOWN, ERROR, FUTURE) and flags (DRAIN, ...)."""
 
     base: str
     flags: frozenset[str] = frozenset()
@@ -104,7 +111,7 @@ class NodeStatus:
 
     @property
     def reserved_for_people(self) -> bool:
-        """Whether a person or a maintenance owns it, so that transom leaves it alone; see :mod:`transom_slurm.states`."""
+        """Whether a person or a maintenance owns it, so that transom leaves it alone (:mod:`.states`)."""
         from transom_slurm.states import node_reserved
 
         return node_reserved(self)
