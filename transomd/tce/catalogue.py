@@ -1,0 +1,190 @@
+"""What checkpoints a directory holds, and whether they are whole. Needs no torch.
+
+*Newest* means the highest step of the newest epoch: after a rollback, what an abandoned epoch saved at higher steps
+comes after what the epoch in force saved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from xxhash import xxh3_128
+
+from transomd.tce.epochs import newest_epoch
+from transomd.tce.files import read_chunks
+from transomd.tce.manifest import (
+    MANIFEST,
+    FileRecord,
+    Part,
+    StepManifest,
+    parse_rank_manifest_name,
+    parse_step_folder,
+    read_rank_manifest,
+    read_step_manifest,
+)
+
+__all__ = ["Checkpoint", "list_checkpoints", "newest_epoch", "verify", "verify_parts"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One step as one epoch saved it.
+
+    ``complete``: its manifest is there and every file has its size; ``verify`` reads the bytes as well. ``problem``
+    says what is missing otherwise. ``ranks`` is the world size (0: unknown), ``created`` seconds since 1970 (UTC).
+    """
+
+    step: int
+    epoch: int
+    complete: bool
+    bytes: int
+    ranks: int
+    path: Path
+    created: float
+    problem: str = ""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What checkpoints are ordered by, oldest first."""
+        return self.epoch, self.step
+
+
+def step_folders(directory: str | os.PathLike[str]) -> list[Path]:
+    """The folders of checkpoints, whole or not, newest first; empty where the directory does not exist."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    found = [(parsed[1], parsed[0], name) for name in names if (parsed := parse_step_folder(name))]
+    return [Path(directory) / name for _, _, name in sorted(found, reverse=True)]
+
+
+def list_checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
+    """Every checkpoint in ``directory``, newest first, whole or not; sizes are looked at, bytes are not read.
+
+    A directory that does not exist holds none. Raises OSError where it cannot be read.
+    """
+    found = (_look(folder) for folder in step_folders(directory))
+    return [checkpoint for checkpoint in found if checkpoint]
+
+
+def verify(path: str | os.PathLike[str]) -> list[str]:
+    """Read every byte of the checkpoint in the folder ``path``; each problem names file and tensor. Empty: it is good.
+
+    A folder that cannot be read is a problem too, not an error.
+    """
+    folder = Path(path)
+    try:
+        manifest = read_step_manifest(folder)
+    except FileNotFoundError:
+        return [f"{MANIFEST}: is not there: the checkpoint is incomplete"]
+    except (OSError, ValueError) as error:
+        return [str(error)]
+    return verify_parts(folder, manifest, {part.name for part in manifest.parts})
+
+
+def verify_parts(folder: Path, manifest: StepManifest, names: Iterable[str]) -> list[str]:
+    """Read every byte of the named parts; each problem names file and tensor."""
+    wanted = set(names)
+    writers = {part.writer for part in manifest.parts if part.name in wanted}
+    problems: list[str] = []
+    for entry in manifest.ranks:
+        if entry.rank not in writers:
+            continue
+        try:
+            written = read_rank_manifest(folder, entry)
+        except (OSError, ValueError) as error:
+            problems.append(_told(error))
+            continue
+        problems += [p for part in written.parts if part.name in wanted for p in _verify_files(folder, part)]
+    return problems
+
+
+def load_parts(folder: Path, manifest: StepManifest, names: Iterable[str]) -> list[Part]:
+    """The named parts with their files; ValueError or OSError if a rank manifest is damaged or gone."""
+    wanted = set(names)
+    writers = {part.writer for part in manifest.parts if part.name in wanted}
+    written = [read_rank_manifest(folder, entry) for entry in manifest.ranks if entry.rank in writers]
+    return [part for rank in written for part in rank.parts if part.name in wanted]
+
+
+def ranks_there(folder: Path) -> set[int]:
+    """The ranks whose manifest lies in ``folder``."""
+    ranks = (parse_rank_manifest_name(name) for name in os.listdir(folder))
+    return {rank for rank in ranks if rank is not None}
+
+
+def _look(folder: Path) -> Checkpoint | None:
+    """What stands in one folder; None if it vanished meanwhile."""
+    step, epoch = parse_step_folder(folder.name) or (0, 0)
+    try:
+        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+        created = folder.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Checkpoint(step, epoch, False, 0, 0, folder, 0.0, _told(error))
+    if MANIFEST not in sizes:
+        there = sum(parse_rank_manifest_name(name) is not None for name in sizes)
+        problem = f"incomplete: {there} ranks have written, and {MANIFEST} is not there"
+        return Checkpoint(step, epoch, False, sum(sizes.values()), 0, folder, created, problem)
+    try:
+        manifest = read_step_manifest(folder)
+    except (OSError, ValueError) as error:
+        return Checkpoint(step, epoch, False, sum(sizes.values()), 0, folder, created, _told(error))
+    problem = next(_wrong_sizes(manifest, sizes), "")
+    return Checkpoint(step, epoch, not problem, manifest.bytes, manifest.world_size, folder, manifest.created, problem)
+
+
+def _wrong_sizes(manifest: StepManifest, sizes: dict[str, int]) -> Iterator[str]:
+    expected = {entry.name: entry.bytes for entry in manifest.ranks}
+    for part in manifest.parts:
+        expected.update(part.files)
+    for name, size in expected.items():
+        if name not in sizes:
+            yield f"{name}: is not there"
+        elif sizes[name] != size:
+            yield f"{name}: has {sizes[name]} bytes instead of {size}"
+
+
+def _verify_files(folder: Path, part: Part) -> Iterator[str]:
+    for file in part.files:
+        try:
+            problem = _verify_file(folder / file.name, file)
+        except OSError as error:
+            problem = _told(error)
+        if problem:
+            yield problem
+
+
+def _verify_file(path: Path, file: FileRecord) -> str:
+    """Read one file; says the first thing that is wrong with it."""
+    size = path.stat().st_size
+    if size != file.bytes:
+        return f"{file.name}: has {size} bytes instead of {file.bytes}"
+    whole = xxh3_128()
+    head = file.tensors[0].offset if file.tensors else file.bytes
+    pieces = iter(read_chunks(path, [head, *(tensor.bytes for tensor in file.tensors)]))
+    _hash_next(pieces, head, whole)
+    for tensor in file.tensors:
+        if _hash_next(pieces, tensor.bytes, whole) != tensor.xxh3_128:
+            return f"{file.name}: tensor {tensor.name} is damaged"
+    return "" if whole.hexdigest() == file.xxh3_128 else f"{file.name}: is damaged outside its tensors"
+
+
+def _hash_next(pieces: Iterator[memoryview], size: int, whole: xxh3_128) -> str:
+    own = xxh3_128()
+    while size > 0 and (piece := next(pieces, None)) is not None:
+        own.update(piece)
+        whole.update(piece)
+        size -= len(piece)
+    return own.hexdigest()
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{Path(error.filename).name}: {error.strerror}"
+    return str(error)

@@ -1,0 +1,322 @@
+"""The checkpoint engine as a training program sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from transomd.tce import epochs, restore, retention
+from transomd.tce.catalogue import list_checkpoints
+from transomd.tce.errors import CheckpointError, human_bytes, storage_error
+from transomd.tce.files import make_folder
+from transomd.tce.handle import SaveHandle
+from transomd.tce.persist import Writer
+
+if TYPE_CHECKING:
+    from transomd.tce.payload import Payload
+
+log = logging.getLogger("transom.tce")
+
+
+class CheckpointEngine:
+    """Saves and loads the state of a training program in ``directory``.
+
+    ``rank`` and ``world_size`` come from torch.distributed or from RANK and WORLD_SIZE unless given. ``epoch`` counts
+    the starts of the program, so that a process of an earlier start cannot write any more; without one, the next free
+    number is taken (collectively, where there are several ranks). ``replicated`` names the top-level keys whose
+    values are the same on every rank, as data parallelism makes them (True: all keys): one rank writes them. The
+    ``keep`` newest checkpoints stay. ``resume_step`` bounds the step that ``load`` may choose.
+
+    A save that fails is logged and counted and never stops the training, unless ``strict``.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        epoch: int | None = None,
+        replicated: Iterable[str] | bool = (),
+        keep: int = 3,
+        resume_step: int | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.directory = Path(os.path.abspath(directory))
+        self.rank, self.world_size = _place(rank, world_size)
+        self.keep = _at_least(keep, 1, "keep")
+        self.resume_step = resume_step
+        self.strict = strict
+        self.saved = self.failed = 0
+        self._all_replicated = replicated is True
+        self._replicated = frozenset(() if isinstance(replicated, bool) else _names(replicated))
+        self._resumed_from: Path | None = None
+        self._pending: dict[int, SaveHandle] = {}
+        self.epoch, self._token = self._begin(epoch)
+        self._writer = Writer(self.directory, self.rank, self.world_size, self.epoch)
+        self._remove_unfinished()
+
+    @classmethod
+    def from_env(cls, **overrides: Any) -> CheckpointEngine:
+        """The engine that transom's launcher describes in the environment; ``overrides`` are arguments of the class.
+
+        Reads TRANSOM_CHECKPOINT_DIR, TRANSOM_EPOCH, TRANSOM_RESUME_STEP (empty: the newest),
+        TRANSOM_CHECKPOINT_KEEP, RANK and WORLD_SIZE. CheckpointError names a variable that is missing or wrong.
+        """
+        return cls(**{**_from_environment(os.environ, overrides), **overrides})
+
+    def save(self, step: int, state: Mapping[str, Any]) -> SaveHandle:
+        """Write the state of ``step``; when this returns, ``state`` may change.
+
+        Every rank calls it with the same step; no rank waits for another. Raises CheckpointError for a state that
+        could not be loaded again, whatever ``strict`` says; any other failure is in the handle.
+        """
+        step = _at_least(step, 0, "step")
+        payloads = self._plan(state)
+        self._settle()
+        if self._writer.written(step):
+            log.warning("step %d was saved in this epoch already; it is not written again", step)
+            return SaveHandle(step, lambda: self._progress(step))
+        begun = time.monotonic()
+        error = self._write(step, payloads)
+        handle = SaveHandle(step, lambda: self._progress(step), error)
+        if error is not None:
+            return self._failed(handle, error)
+        self.saved += 1
+        self._pending[step] = handle
+        size = sum(payload.bytes for payload in payloads)
+        log.info("step %d: rank %d wrote %s in %.2f s", step, self.rank, human_bytes(size), time.monotonic() - begun)
+        self._settle()
+        return handle
+
+    def load(self, state: dict[str, Any]) -> int | None:
+        """Fill ``state`` from the newest checkpoint that is complete and verified on every rank; returns its step.
+
+        None: there is nothing to resume from. Tensors are filled in place where shape and type match, objects get
+        ``load_state_dict``, other values replace those in ``state``; an empty ``state`` receives everything. Where a
+        process group spans the ranks, every rank must call it. Raises CheckpointError if there are checkpoints and
+        none can be loaded.
+        """
+        found = restore.find(self.directory, self.rank, self.world_size, self.resume_step)
+        if found is None:
+            log.info("%s: nothing to resume from", self.directory)
+            return None
+        restore.load_into(found, state, self.rank, self.world_size)
+        self._resumed_from = found.folder
+        log.info("resumed from step %d of epoch %d", found.manifest.step, found.manifest.epoch)
+        return found.manifest.step
+
+    def close(self) -> None:
+        """Complete what can be completed. The engine must not be used afterwards."""
+        self._settle()
+
+    def __enter__(self) -> CheckpointEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self, epoch: int | None) -> tuple[int, str]:
+        """The epoch, and the token that tells a claim of this start from another's ('': whoever has the epoch may).
+
+        A given epoch is claimed at once. A number of our own is claimed by the first save only, so that a program
+        which merely loads does not fence the one that trains.
+        """
+        if epoch is not None:
+            self._claim_given(_at_least(epoch, 0, "epoch"))
+            return epoch, ""
+        if self.world_size == 1:
+            return (epochs.newest_epoch(self.directory) or 0) + 1, uuid.uuid4().hex
+        exchange = restore.group_exchange(self.world_size)
+        if exchange is None:
+            raise CheckpointError(
+                f"{self.world_size} ranks need an epoch, and cannot agree on one without a process group",
+                hint="call torch.distributed.init_process_group first, or give epoch=N, growing with every start",
+            )
+        newest = exchange((epochs.newest_epoch(self.directory), uuid.uuid4().hex))
+        return max(number or 0 for number, _ in newest) + 1, str(newest[0][1])
+
+    def _claim_given(self, epoch: int) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            epochs.claim_epoch(self.directory, epoch)
+        except OSError as error:
+            told = storage_error(f"epoch {epoch} could not be claimed", error, self.directory, 4096)
+            if not self.directory.is_dir():
+                raise told from error
+            log.warning("%s; going on: an earlier start of this program is not kept from writing", told)
+
+    def _remove_unfinished(self) -> None:
+        with contextlib.suppress(OSError):
+            self._writer.remove_unfinished()
+
+    def _plan(self, state: Mapping[str, Any]) -> list[Payload]:
+        # Here and not above: importing the engine must not import torch.
+        from transomd.tce.layout import take_apart
+        from transomd.tce.payload import plan
+
+        layout = take_apart(state)
+        keys = set(layout.tree)
+        if not self._replicated <= keys:
+            raise CheckpointError(
+                f"replicated names {', '.join(sorted(self._replicated - keys))}, which the state does not hold",
+                hint=f"the state holds {', '.join(sorted(keys))}",
+            )
+        shared = keys if self._all_replicated else set(self._replicated)
+        payloads = []
+        if keys - shared:
+            payloads.append(plan(f"rank-{self.rank:05d}", (self.rank,), layout.select(keys - shared)))
+        if shared and self.rank == 0:
+            payloads.append(plan("replica-00000", tuple(range(self.world_size)), layout.select(shared)))
+        return payloads
+
+    def _write(self, step: int, payloads: Sequence[Payload]) -> CheckpointError | None:
+        """Write this rank's share; what kept it from doing so, if anything did."""
+        try:
+            make_folder(self.directory)
+            epochs.claim_epoch(self.directory, self.epoch, self._token)
+            self._writer.write(step, payloads)
+        except CheckpointError as error:
+            return error
+        except (OSError, MemoryError) as error:
+            told = self._told(step, error, sum(payload.bytes for payload in payloads))
+            self._writer.fail(step, str(told))
+            return told
+        return None
+
+    def _told(self, step: int, error: OSError | MemoryError, needed: int) -> CheckpointError:
+        what = f"step {step}: rank {self.rank} could not write its checkpoint"
+        if isinstance(error, OSError):
+            return storage_error(what, error, self.directory, needed)
+        return CheckpointError(f"{what}: no memory for a contiguous copy of a tensor ({error})")
+
+    def _failed(self, handle: SaveHandle, error: CheckpointError) -> SaveHandle:
+        self.failed += 1
+        log.warning("%s; training goes on without this checkpoint (failed saves so far: %d)", error, self.failed)
+        if self.strict:
+            raise error
+        return handle
+
+    def _settle(self) -> None:
+        """Complete earlier steps whose last rank has written since."""
+        for step in sorted(self._pending):
+            self._progress(step)
+
+    def _progress(self, step: int) -> bool:
+        """Whether ``step`` is complete; completes it if it can be. What keeps it from that goes into its handle."""
+        try:
+            committed = self._writer.commit(step)
+            complete = committed or self._writer.complete(step)
+        except CheckpointError as error:
+            self._give_up(step, error)
+            return False
+        except (OSError, ValueError) as error:
+            log.warning("step %d could not be completed yet: %s", step, error)
+            return False
+        handle = self._pending.get(step)
+        if complete and handle is not None:
+            self._completed(step, committed)
+        elif handle is not None and (error_of_other := self._writer.failed_rank(step)):
+            self._give_up(step, error_of_other)
+        return complete
+
+    def _give_up(self, step: int, error: CheckpointError) -> None:
+        handle = self._pending.pop(step, None)
+        if handle is not None:
+            handle.error = error
+            log.warning("step %d will not be complete: %s", step, error)
+
+    def _completed(self, step: int, committed: bool) -> None:
+        del self._pending[step]
+        if committed:
+            log.info("step %d of epoch %d is complete: %d ranks", step, self.epoch, self.world_size)
+        for older in [other for other in self._pending if other < step]:
+            self._give_up(older, CheckpointError(f"not every rank wrote step {older}, and step {step} is complete"))
+        try:
+            self._tidy(committed)
+        except (OSError, CheckpointError) as error:
+            log.warning("old checkpoints were not removed: %s", error)
+
+    def _tidy(self, committed: bool) -> None:
+        """Remove what is surplus (whoever completed the step) and what can never be complete (rank 0)."""
+        checkpoints = list_checkpoints(self.directory)
+        protected = [self._resumed_from] if self._resumed_from else []
+        going = retention.surplus(checkpoints, self.keep, protected, self.epoch) if committed else []
+        if self.rank == 0:
+            going += retention.leftovers(checkpoints, protected, self.epoch)
+        for folder in going:
+            epochs.check_epoch(self.directory, self.epoch)
+            retention.remove_checkpoint(folder)
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size: as given, else of the process group, else of the environment, else alone."""
+    if rank is None and world_size is None:
+        module: Any = sys.modules.get("torch.distributed")
+        if module is not None and module.is_available() and module.is_initialized():
+            return module.get_rank(), module.get_world_size()
+        rank = _whole_number(os.environ, "RANK")
+        world_size = _whole_number(os.environ, "WORLD_SIZE")
+    if rank is None and world_size is None:
+        return 0, 1
+    if rank is None or world_size is None or not 0 <= rank < world_size:
+        raise CheckpointError(
+            f"rank {rank} of {world_size} ranks is not possible",
+            hint="give rank and world_size together, or set RANK and WORLD_SIZE as torchrun does",
+        )
+    return rank, world_size
+
+
+def _from_environment(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    if not environ.get("TRANSOM_CHECKPOINT_DIR") and "directory" not in overrides:
+        raise CheckpointError(
+            "TRANSOM_CHECKPOINT_DIR is not set: this program was not started by transom",
+            hint="set it to a directory, or use CheckpointEngine('a/directory') or from_env(directory='a/directory')",
+        )
+    numbers = {
+        "epoch": _whole_number(environ, "TRANSOM_EPOCH"),
+        "resume_step": _whole_number(environ, "TRANSOM_RESUME_STEP"),
+        "keep": _whole_number(environ, "TRANSOM_CHECKPOINT_KEEP"),
+    }
+    found: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
+    for name in ("RANK", "WORLD_SIZE"):
+        if "epoch" in found and name.lower() not in overrides and not environ.get(name):
+            raise CheckpointError(
+                f"{name} is not set, but TRANSOM_EPOCH is: the ranks of this start cannot be told apart",
+                hint=f"transom's launcher and torchrun set {name}; outside of transom unset TRANSOM_EPOCH",
+            )
+    return {"directory": environ.get("TRANSOM_CHECKPOINT_DIR"), **found}
+
+
+def _whole_number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise CheckpointError(f"{name} is {text!r}, which is not a whole number", hint=f"correct or unset {name}")
+    return int(text)
+
+
+def _at_least(value: int, least: int, name: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise CheckpointError(f"{name} is {value!r} and must be a whole number of at least {least}")
+    return number
+
+
+def _names(replicated: Iterable[str]) -> Iterable[str]:
+    return (replicated,) if isinstance(replicated, str) else replicated

@@ -1,0 +1,57 @@
+"""What ``save`` returns: how far one checkpoint has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from transomd.tce.errors import CheckpointError
+
+STAGES = ("memory", "replica", "storage")
+_FIRST_POLL, _LAST_POLL = 0.01, 0.5
+
+
+class SaveHandle:
+    """One save. ``step`` is its step, ``error`` why this rank could not write it (None: it could).
+
+    Stages: ``memory`` (in memory that outlives the program) and ``replica`` (a copy on another node) are not there
+    in this version; ``storage``: every rank's files are on the disk and the step's manifest is too.
+    """
+
+    def __init__(self, step: int, completed: Callable[[], bool], error: CheckpointError | None = None) -> None:
+        self.step = step
+        self.error = error
+        self._completed = completed
+
+    def done(self, stage: str = "storage") -> bool:
+        """Whether the stage is reached; False for stages that this version has not, and after a failure."""
+        _check(stage)
+        return stage == "storage" and self.error is None and self._completed()
+
+    def wait(self, stage: str = "storage", timeout: float | None = None) -> None:
+        """Block until the stage is reached on every rank, at most ``timeout`` seconds (None: for ever).
+
+        Raises CheckpointError if it cannot be reached any more, or TimeoutError.
+        """
+        _check(stage)
+        if stage != "storage":
+            raise CheckpointError(
+                f"stage {stage!r} is not there yet in this version of transom: save() writes to storage only",
+                hint="wait for 'storage'",
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
+        poll = _FIRST_POLL
+        while True:
+            if self.error:
+                raise self.error
+            if self._completed():
+                return
+            if deadline is not None and time.monotonic() + poll > deadline:
+                raise TimeoutError(f"step {self.step} is not complete after {timeout} s: not every rank has written")
+            time.sleep(poll)
+            poll = min(2 * poll, _LAST_POLL)
+
+
+def _check(stage: str) -> None:
+    if stage not in STAGES:
+        raise ValueError(f"stage {stage!r} is none of {', '.join(STAGES)}")

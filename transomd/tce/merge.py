@@ -1,0 +1,136 @@
+"""Bringing saved values into a program: tensors in place, objects through load_state_dict, the rest by value."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from transomd.tce.errors import CheckpointError
+from transomd.tce.layout import Layout, Path, as_array, is_array, is_stateful, path_text, rebuild
+from transomd.tce.payload import TensorReader
+
+log = logging.getLogger("transom.tce")
+_ABSENT: Any = object()
+
+
+class Merge:
+    """One part on its way into a state."""
+
+    def __init__(self, layout: Layout, reader: TensorReader, keys: Sequence[str]) -> None:
+        self._layout = layout
+        self._reader = reader
+        self._keys = keys
+
+    def check(self, state: dict[str, Any]) -> None:
+        """CheckpointError names every tensor and object of ``state`` that the checkpoint has no value for."""
+        lacking = [path for key in self._keys for path in self._lacking(state.get(key), self._layout.tree[key], (key,))]
+        if lacking:
+            raise CheckpointError(
+                f"the checkpoint has nothing for {', '.join(path_text(path) for path in lacking[:5])}"
+                f"{' and others' if len(lacking) > 5 else ''}: the program's state has changed since it was saved",
+                hint="leave out of the state what was not saved",
+            )
+
+    def apply(self, state: dict[str, Any]) -> None:
+        """Bring the values into ``state``, one tensor at a time."""
+        with torch.no_grad():
+            for key in self._keys:
+                state[key] = self._value(state.get(key, _ABSENT), self._layout.tree[key], (key,))
+
+    def _lacking(self, target: Any, node: Any, path: Path) -> list[Path]:
+        if is_stateful(target) or isinstance(target, torch.Tensor):
+            return []
+        found: list[Path] = []
+        for key, item in _children(target):
+            if _has(node, key):
+                found += self._lacking(item, node[key], (*path, key))
+            elif _holds_tensors(item):
+                found.append((*path, key))
+        return found
+
+    def _value(self, target: Any, node: Any, path: Path) -> Any:
+        if path in self._layout.tensors:
+            return self._tensor(target, path)
+        if is_stateful(target) and not isinstance(target, torch.Tensor):
+            target.load_state_dict(self._rebuild(node, path))
+            return target
+        if isinstance(target, dict) and isinstance(node, dict):
+            return self._dict(target, node, path)
+        if type(target) in (list, tuple) and type(node) in (list, tuple):
+            return self._sequence(target, node, path)
+        return self._rebuild(node, path)
+
+    def _rebuild(self, node: Any, path: Path) -> Any:
+        return rebuild(self._layout, node, path, self._reader.read)
+
+    def _dict(self, target: dict[Any, Any], node: dict[Any, Any], path: Path) -> dict[Any, Any]:
+        values = {key: self._value(target.get(key, _ABSENT), item, (*path, key)) for key, item in node.items()}
+        for key in [key for key in target if key not in values]:
+            del target[key]
+        target.update(values)
+        return target
+
+    def _sequence(self, target: Any, node: Any, path: Path) -> Any:
+        values = [
+            self._value(target[index] if index < len(target) else _ABSENT, item, (*path, index))
+            for index, item in enumerate(node)
+        ]
+        if type(target) is tuple or type(node) is tuple:
+            return tuple(values) if type(node) is tuple else values
+        target[:] = values
+        return target
+
+    def _tensor(self, target: Any, path: Path) -> Any:
+        saved = self._reader.read(self._layout.tensors[path])
+        kind = self._layout.arrays.get(path)
+        if kind is not None:
+            return _into_array(target, as_array(saved, kind))
+        if not isinstance(target, torch.Tensor):
+            return saved
+        if target.shape != saved.shape or target.dtype != saved.dtype or _overlaps(target):
+            log.warning(
+                "%s was saved as %s %s and the program has %s %s: the state got the saved tensor, the old one is unchanged",
+                path_text(path),
+                saved.dtype,
+                list(saved.shape),
+                target.dtype,
+                list(target.shape),
+            )
+            return saved
+        target.copy_(saved)
+        return target
+
+
+def _into_array(target: Any, saved: Any) -> Any:
+    if is_array(target) and target.shape and target.shape == saved.shape and target.dtype == saved.dtype:
+        target[...] = saved
+        return target
+    return saved
+
+
+def _overlaps(target: torch.Tensor) -> bool:
+    """Whether elements of ``target`` share memory (expanded tensors): such a one cannot be written to."""
+    return any(stride == 0 and size > 1 for size, stride in zip(target.shape, target.stride(), strict=True))
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    if type(value) in (list, tuple):
+        return list(enumerate(value))
+    return []
+
+
+def _has(node: Any, key: Any) -> bool:
+    if isinstance(node, dict):
+        return key in node
+    return type(node) in (list, tuple) and type(key) is int and key < len(node)
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, torch.Tensor) or is_stateful(value):
+        return True
+    return any(_holds_tensors(item) for _, item in _children(value))

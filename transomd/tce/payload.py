@@ -1,0 +1,193 @@
+"""The bytes of a part: a safetensors file for its tensors, a small ``.pt`` file for the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+from xxhash import xxh3_128
+
+from transomd.tce.errors import CheckpointError
+from transomd.tce.files import digest, write_file
+from transomd.tce.layout import Layout
+from transomd.tce.manifest import FileRecord, Part, TensorRecord
+
+# The names that every safetensors since 0.4.3 knows; what is not here is stored as bytes.
+_SAFETENSORS = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+}
+_ALIGN = 4096
+_DIGEST_LATER = "0" * 32
+# Without numpy, and for every type: bfloat16 and the like have no buffer protocol.
+_memory_view: Any = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_view.restype = ctypes.py_object
+_memory_view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What is to be written for one part: name, loaders, layout, and the two files planned to the byte."""
+
+    name: str
+    ranks: tuple[int, ...]
+    layout: Layout
+    header: bytes
+    records: tuple[TensorRecord, ...]
+    rest: bytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of both files."""
+        return self.tensor_bytes + len(self.rest)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of the safetensors file; 0 when there is no tensor."""
+        return len(self.header) + sum(record.bytes for record in self.records)
+
+
+def plan(name: str, ranks: tuple[int, ...], layout: Layout) -> Payload:
+    """Plan the files of a part; copies nothing but what is no tensor."""
+    header, records = _header(layout.values) if layout.values else (b"", ())
+    return Payload(name, ranks, layout, header, records, _rest(layout))
+
+
+def write_payload(folder: FilePath, payload: Payload) -> Part:
+    """Write both files of a part durably (their names once the caller fsyncs the folder); raises OSError."""
+    files = []
+    if payload.records:
+        files.append(_write_tensors(folder, payload))
+    rest = f"{payload.name}.pt"
+    write_file(folder / rest, len(payload.rest), [payload.rest])
+    files.append(FileRecord(rest, len(payload.rest), digest(payload.rest)))
+    return Part(payload.name, payload.ranks, tuple(payload.layout.tree), tuple(files))
+
+
+def read_layout(folder: FilePath, part: Part) -> Layout:
+    """Read what is no tensor of a part, its digest verified; CheckpointError if it is damaged, OSError if gone."""
+    record = next(file for file in part.files if file.name.endswith(".pt"))
+    content = (folder / record.name).read_bytes()
+    if digest(content) != record.xxh3_128:
+        raise CheckpointError(f"{folder / record.name}: is damaged")
+    document = torch.load(io.BytesIO(content), weights_only=True)
+    return Layout(document["state"], document["tensors"], document["arrays"])
+
+
+class TensorReader:
+    """Reads single tensors of a part, each verified before it is handed out."""
+
+    def __init__(self, folder: FilePath, part: Part) -> None:
+        found = [file for file in part.files if file.tensors]
+        self._path = folder / found[0].name if found else None
+        self._records = {tensor.name: tensor for tensor in found[0].tensors} if found else {}
+
+    def record(self, name: str) -> TensorRecord:
+        """What the manifest says of a tensor."""
+        return self._records[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        """A new tensor with the bytes of the file; CheckpointError if they are damaged."""
+        assert self._path is not None
+        record = self._records[name]
+        tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype))
+        view = _bytes_of(tensor)
+        with open(self._path, "rb", buffering=0) as file:
+            file.seek(record.offset)
+            done = 0
+            while done < len(view) and (count := file.readinto(view[done:])):
+                done += count
+        if done != record.bytes or digest(view) != record.xxh3_128:
+            raise CheckpointError(f"{self._path}: tensor {name} is damaged")
+        return tensor
+
+
+def _header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, tuple[TensorRecord, ...]]:
+    """The safetensors header, padded so that data begin at a page, and where each tensor will lie.
+
+    The format allows no gap between tensors, so the widest types come first, which aligns every one.
+    """
+    names = sorted(tensors, key=lambda name: -tensors[name].element_size())
+    entries: dict[str, Any] = {}
+    position = 0
+    for name in names:
+        size = tensors[name].nbytes
+        entries[name] = {**_described(tensors[name]), "data_offsets": [position, position + size]}
+        position += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGN)
+    start = len(text) + 8
+    records = tuple(_record(name, tensors[name], start + entries[name]["data_offsets"][0]) for name in names)
+    return len(text).to_bytes(8, "little") + text, records
+
+
+def _described(tensor: torch.Tensor) -> dict[str, Any]:
+    known = _SAFETENSORS.get(tensor.dtype)
+    return {"dtype": known, "shape": list(tensor.shape)} if known else {"dtype": "U8", "shape": [tensor.nbytes]}
+
+
+def _record(name: str, tensor: torch.Tensor, offset: int) -> TensorRecord:
+    note = "" if tensor.dtype in _SAFETENSORS else "stored as its bytes: safetensors has no such type"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorRecord(name, dtype, tuple(tensor.shape), offset, tensor.nbytes, _DIGEST_LATER, note)
+
+
+def _rest(layout: Layout) -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"state": layout.tree, "tensors": layout.tensors, "arrays": layout.arrays}, buffer)
+    return buffer.getvalue()
+
+
+def _write_tensors(folder: FilePath, payload: Payload) -> FileRecord:
+    whole = xxh3_128()
+    digests: dict[str, str] = {}
+
+    def chunks() -> Iterator[bytes | memoryview]:
+        whole.update(payload.header)
+        yield payload.header
+        for record in payload.records:
+            # Held here while it is written: a contiguous copy has no other owner.
+            tensor = _on_host(payload.layout.values[record.name])
+            view = _bytes_of(tensor)
+            digests[record.name] = digest(view)
+            whole.update(view)
+            yield view
+
+    name = f"{payload.name}.safetensors"
+    write_file(folder / name, payload.tensor_bytes, chunks())
+    records = tuple(
+        TensorRecord(r.name, r.dtype, r.shape, r.offset, r.bytes, digests[r.name], r.note) for r in payload.records
+    )
+    return FileRecord(name, payload.tensor_bytes, whole.hexdigest(), records)
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous host tensor, of whatever type; valid while the tensor lives."""
+    if not tensor.nbytes:
+        return memoryview(b"")
+    view: memoryview = _memory_view(tensor.data_ptr(), tensor.nbytes, _WRITABLE)
+    return view

@@ -1,0 +1,152 @@
+"""Writing one rank's share of a checkpoint, and completing the checkpoint once every rank's share is there.
+
+Order of writes: data files, rank manifest, step manifest. Each is whole and durable before the next begins, so after
+a kill or a power cut at any point what a manifest tells of is there. No rank waits for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transomd.tce.catalogue import ranks_there, step_folders
+from transomd.tce.epochs import check_epoch
+from transomd.tce.errors import CheckpointError
+from transomd.tce.files import digest, link_file, make_folder, remove_files, sync_folder, write_file
+from transomd.tce.manifest import (
+    MANIFEST,
+    PartEntry,
+    RankEntry,
+    RankManifest,
+    StepManifest,
+    decode_rank_manifest,
+    encode,
+    parse_step_folder,
+    rank_manifest_name,
+    step_folder,
+)
+
+if TYPE_CHECKING:
+    from transomd.tce.payload import Payload
+
+_FAILED = re.compile(r"rank-(\d+)\.failed")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes the share of one rank of one epoch into ``directory``."""
+
+    directory: Path
+    rank: int
+    world_size: int
+    epoch: int
+    _own: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        name = f"rank-{self.rank:05d}|replica-{self.rank:05d}"
+        object.__setattr__(self, "_own", re.compile(rf"\.?({name})\.(safetensors|pt|json|failed)(\..*)?"))
+
+    def folder(self, step: int) -> Path:
+        """Where ``step`` is written."""
+        return self.directory / step_folder(step, self.epoch)
+
+    def write(self, step: int, payloads: Sequence[Payload]) -> None:
+        """Write this rank's files and then its manifest. Raises OSError, or CheckpointError when fenced."""
+        # Here and not above: the launcher reads these modules without torch.
+        from transomd.tce.payload import write_payload
+
+        check_epoch(self.directory, self.epoch)
+        folder = self.folder(step)
+        make_folder(folder)
+        parts = tuple(write_payload(folder, payload) for payload in payloads)
+        sync_folder(folder)
+        content = encode(RankManifest(step, self.epoch, self.rank, self.world_size, time.time(), parts))
+        write_file(folder / rank_manifest_name(self.rank), len(content), [content])
+        sync_folder(folder)
+
+    def written(self, step: int) -> bool:
+        """Whether this rank has written ``step`` in this epoch already."""
+        return (self.folder(step) / rank_manifest_name(self.rank)).exists()
+
+    def complete(self, step: int) -> bool:
+        """Whether the checkpoint of ``step`` exists."""
+        return (self.folder(step) / MANIFEST).exists()
+
+    def commit(self, step: int) -> bool:
+        """Write the step's manifest if every rank's is there; True if this call did.
+
+        Raises OSError, CheckpointError when a newer epoch is at work, ValueError if a rank manifest is damaged.
+        """
+        folder = self.folder(step)
+        if self.complete(step) or not self._everyone_there(folder):
+            return False
+        ranks = [self._read_rank(folder, rank) for rank in range(self.world_size)]
+        content = encode(_step_manifest(step, self.epoch, ranks))
+        check_epoch(self.directory, self.epoch)
+        return link_file(folder / MANIFEST, content)
+
+    def fail(self, step: int, message: str) -> None:
+        """Take back this rank's files of ``step``, and tell the other ranks that it will never be complete."""
+        folder = self.folder(step)
+        with contextlib.suppress(OSError):
+            self._remove_own(folder)
+            content = json.dumps({"rank": self.rank, "step": step, "error": message}).encode() + b"\n"
+            write_file(folder / f"rank-{self.rank:05d}.failed", len(content), [content])
+
+    def failed_rank(self, step: int) -> CheckpointError | None:
+        """The failure another rank told of; its step can never be complete, so this rank's files go."""
+        folder = self.folder(step)
+        with contextlib.suppress(OSError, ValueError):
+            names = (match for name in os.listdir(folder) if (match := _FAILED.fullmatch(name)))
+            for match in names:
+                told = json.loads((folder / match[0]).read_bytes())
+                self._remove_own(folder)
+                return CheckpointError(f"step {step}: rank {int(match[1])} could not write: {told['error']}")
+        return None
+
+    def remove_unfinished(self) -> None:
+        """Remove what this rank left in incomplete checkpoints of its own epoch, when the program begins again."""
+        for folder in step_folders(self.directory):
+            step, epoch = parse_step_folder(folder.name) or (0, 0)
+            if epoch == self.epoch and not self.complete(step):
+                self._remove_own(folder)
+
+    def _remove_own(self, folder: Path) -> None:
+        own = sorted((name for name in os.listdir(folder) if self._own.fullmatch(name)), key=_manifest_first)
+        remove_files(folder / name for name in own)
+
+    def _everyone_there(self, folder: Path) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return ranks_there(folder) >= set(range(self.world_size))
+        return False
+
+    def _read_rank(self, folder: Path, rank: int) -> tuple[RankManifest, bytes]:
+        content = (folder / rank_manifest_name(rank)).read_bytes()
+        manifest = decode_rank_manifest(content, f"{folder.name}/{rank_manifest_name(rank)}")
+        told = (manifest.step, manifest.epoch, manifest.rank, manifest.world_size)
+        if told != ((parse_step_folder(folder.name) or (0, 0))[0], self.epoch, rank, self.world_size):
+            raise ValueError(f"{folder.name}/{rank_manifest_name(rank)}: is of another step, epoch, rank or world size")
+        return manifest, content
+
+
+def _manifest_first(name: str) -> tuple[bool, str]:
+    return not name.endswith(".json"), name
+
+
+def _step_manifest(step: int, epoch: int, ranks: Sequence[tuple[RankManifest, bytes]]) -> StepManifest:
+    entries = tuple(
+        RankEntry(rank.rank, rank_manifest_name(rank.rank), len(content), digest(content)) for rank, content in ranks
+    )
+    parts = tuple(
+        PartEntry(part.name, rank.rank, part.ranks, part.keys, {file.name: file.bytes for file in part.files})
+        for rank, _ in ranks
+        for part in rank.parts
+    )
+    return StepManifest(step, epoch, len(ranks), time.time(), entries, parts)
