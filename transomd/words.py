@@ -129,8 +129,6 @@ class IntentKind(Word):
     CANCEL = "cancel", "scancel one attempt"
     DRAIN = "drain", "drain one node"
     UNDRAIN = "undrain", "resume one node that transom drained"
-    PROBE = "probe", "run the probe on nodes of an allocation"
-    COLLECTIVE = "collective", "run the all-reduce on nodes of an allocation"
     LAUNCHER = "launcher", "start a launcher in an allocation that lost its own"
     FENCE = "fence", "end what is left of a job's processes on nodes that may still run them"
 

@@ -1,0 +1,141 @@
+"""The agent: one a node, a Slurm step of its own, that outlives the program, the launcher and the loss of other nodes.
+
+It dials the launcher that ``launcher.json`` names (another one after that launcher is gone), beats, and does what it is
+told about this node's processes. One JSON object a line. Standard library only: it must start in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from transomd.launch.ranks import find_ranks, kill_ranks
+from transomd.launch.rundir import RunDir
+
+REDIAL_S = 0.5
+CONNECT_TIMEOUT_S = 5.0
+PROBE = Path(__file__).parent.parent / "health" / "probe.py"
+LINE_LIMIT = 4 * 1024 * 1024
+
+
+class Agent:
+    """The node's end of the line."""
+
+    def __init__(self, run_dir: RunDir, job_id: int, node: str, heartbeat_s: float) -> None:
+        self.run_dir = run_dir
+        self.job_id = job_id
+        self.node = node
+        self.heartbeat_s = heartbeat_s
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve launchers one after another, for as long as the allocation lasts (Slurm then sends SIGTERM)."""
+        while True:
+            with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+                await self._serve(await self._dial())
+            await asyncio.sleep(REDIAL_S)
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        where = json.loads(self.run_dir.launcher_file.read_text())
+        dial = asyncio.open_connection(where["host"], where["port"], limit=LINE_LIMIT)
+        return await asyncio.wait_for(dial, CONNECT_TIMEOUT_S)
+
+    async def _serve(self, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        reader, writer = streams
+        _notice_dead_peers(writer)
+        beats = asyncio.create_task(self._beat(writer))
+        try:
+            self._send(writer, {"t": "hello", "node": self.node, "pid": os.getpid(), "token": self.run_dir.token()})
+            while line := await reader.readline():
+                self._spawn(writer, json.loads(line))
+        finally:
+            beats.cancel()
+            writer.close()
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            self._send(writer, {"t": "beat"})
+            await writer.drain()
+            await asyncio.sleep(self.heartbeat_s)
+
+    def _spawn(self, writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
+        task = asyncio.create_task(self._answer(writer, request))
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    async def _answer(self, writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
+        try:
+            data, error = await self._do(request), ""
+        except Exception as problem:  # told to the launcher, which decides
+            data, error = None, f"{type(problem).__name__}: {problem}"
+        with contextlib.suppress(OSError):
+            self._send(writer, {"t": "reply", "id": request.get("id"), "data": data, "error": error})
+            await writer.drain()
+
+    async def _do(self, request: dict[str, Any]) -> Any:
+        what = request["what"]
+        if what == "ranks":
+            return [p.to_json() for p in await asyncio.to_thread(find_ranks, self.job_id)]
+        if what == "kill":
+            epoch, grace = int(request["epoch"]), float(request.get("grace_s", 0))
+            left = await asyncio.to_thread(kill_ranks, self.job_id, epoch, grace_s=grace, deadline_s=grace + 8)
+            return [p.to_json() for p in left]
+        if what == "port":
+            return _free_port()
+        if what == "probe":
+            return await _probe(dict(request.get("options", {})))
+        raise ValueError(f"unknown request {what!r}")
+
+    @staticmethod
+    def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+        writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _notice_dead_peers(writer: asyncio.StreamWriter) -> None:
+    """Let the kernel give up soon on a launcher whose node lost power: it sends no end of the connection."""
+    sock: socket.socket = writer.get_extra_info("socket")
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 4000)
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.bind(("", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+async def _probe(options: dict[str, Any]) -> Any:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(PROBE), json.dumps(options), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 15)
+    return json.loads(out)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the agent until Slurm ends it."""
+    parser = argparse.ArgumentParser(prog="transom-agent")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--job", type=int, required=True)
+    parser.add_argument("--heartbeat", type=float, default=1.0)
+    options = parser.parse_args(argv)
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    agent = Agent(RunDir(options.run_dir), options.job, node, options.heartbeat)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(agent.run())
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
+        loop.run_until_complete(task)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Which nodes should be drained for which incident: proposals only, re-derived every cycle until done or out of date. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transom_slurm.types import SlurmNode
+from transom_sql.records import Incident, Intent
+from transomd.settings import Settings
+from transomd.tol.view import SlurmView
+from transomd.words import CheckMode, IntentKind, IntentState
+
+CONFIRM_WITHIN_S = 900.0
+"""How long after its diagnosis an incident may still be confirmed by slurmctld (SlurmdTimeout is 300 s by default)."""
+NODE_LOSS = "node-loss"
+"""The name under which the loss of a node stands in drain reasons and modes."""
+
+
+def propose_drains(
+    incidents: Sequence[Incident], slurm: SlurmView, settings: Settings, now: float
+) -> tuple[Intent, ...]:
+    """Return a drain for every blamed node that evidence no user can forge confirms, where the check's mode is drain."""
+    if slurm.nodes is None:
+        return ()
+    found = []
+    for incident in incidents:
+        if incident.diagnosed_at is None or now - incident.diagnosed_at > CONFIRM_WITHIN_S:
+            continue
+        for name, checks in incident.data.get("await_drain", {}).items():
+            node = slurm.nodes.get(name)
+            check = _drain_for(node, checks, settings) if node is not None else ""
+            if check:
+                found.append(drain_intent(incident, name, check, now))
+    return tuple(found)
+
+
+def _drain_for(node: SlurmNode, checks: Sequence[str], settings: Settings) -> str:
+    for check in checks:
+        if settings.health.mode(check) is CheckMode.DRAIN:
+            return check
+    if not node.status.responding and settings.drain.node_loss is CheckMode.DRAIN:
+        return NODE_LOSS
+    return ""
+
+
+def drain_intent(incident: Incident, node: str, check: str, now: float) -> Intent:
+    """Return the intent that drains a node for an incident."""
+    summary = " ".join(incident.summary.split())[:120]
+    return Intent(
+        key=f"drain:{node}:{incident.id}",
+        kind=IntentKind.DRAIN.value,
+        state=IntentState.PENDING.value,
+        created_at=now,
+        job_id=incident.job_id,
+        incident_id=incident.id,
+        args={"node": node, "check": check, "reason": f"transom[{check}] job={incident.job_id} ev={incident.id} {summary}"},
+    )

@@ -1,0 +1,129 @@
+"""What to do about a verdict: a table, first match wins, with budgets kept apart by cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transom_sql.records import Incident, Launch
+from transomd.spec import PolicySpec
+from transomd.tee.types import Verdict
+from transomd.words import Action, Blame, FailureClass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row: a verdict that fits ``failure_class`` and ``blame`` (None fits all), seen at least ``seen`` times before."""
+
+    failure_class: FailureClass | None = None
+    blame: Blame | None = None
+    seen: int = 0
+    action: Action
+
+    def fits(self, verdict: Verdict, seen: int) -> bool:
+        """Whether this row answers the verdict."""
+        return (
+            self.failure_class in (None, verdict.failure_class)
+            and self.blame in (None, verdict.blame)
+            and seen >= self.seen
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(failure_class=FailureClass.CANCELLED, action=Action.NONE),
+    Rule(failure_class=FailureClass.CONFIG, action=Action.STOP),
+    Rule(failure_class=FailureClass.PREEMPTION, action=Action.RESTART),
+    Rule(failure_class=FailureClass.TIME_LIMIT, action=Action.RESTART),
+    Rule(failure_class=FailureClass.STORAGE, action=Action.WAIT),
+    Rule(blame=Blame.STORAGE, action=Action.WAIT),
+    Rule(failure_class=FailureClass.USER_CODE, blame=Blame.PROGRAM, action=Action.STOP),
+    Rule(failure_class=FailureClass.NUMERIC, seen=1, action=Action.STOP),
+    Rule(failure_class=FailureClass.NUMERIC, action=Action.ROLLBACK),
+    Rule(blame=Blame.PROGRAM, seen=1, action=Action.STOP),
+    Rule(blame=Blame.PROGRAM, action=Action.RESTART),
+    Rule(blame=Blame.NODE, action=Action.EXCLUDE),
+    Rule(action=Action.RESTART),
+)
+"""The site's default table."""
+
+BACKOFF_S = (0.0, 0.0, 10.0, 30.0, 60.0, 300.0)
+"""Seconds to wait before restart number k without a new step in between; the last one is for all later ones."""
+WAIT_S = 60.0
+"""Seconds to wait before a restart after a storage failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do: restart without the nodes in ``bar`` after ``delay_s``, or stop; ``why`` is a sentence for people."""
+
+    action: Action
+    bar: tuple[str, ...] = ()
+    delay_s: float = 0.0
+    why: str = ""
+
+
+def make_plan(
+    verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[Launch], policy: PolicySpec
+) -> Plan:
+    """Answer a verdict. ``earlier`` are the job's incidents before this one, ``launches`` all that have ended or run."""
+    action = _rule(verdict, _times_seen(verdict, earlier)).action
+    if action is Action.STOP and _user_budget_left(verdict, earlier, policy):
+        action = Action.RESTART
+    if action in (Action.STOP, Action.NONE):
+        return Plan(action=action, why=verdict.summary)
+    idle = launches_without_progress(launches)
+    if idle >= policy.no_progress_limit:
+        return Plan(action=Action.STOP, why=f"{idle} launches in a row did not get past the last step")
+    spent = sum(1 for incident in earlier if _counts(incident))
+    if spent >= policy.max_restarts:
+        return Plan(action=Action.STOP, why=f"the restart budget is used up: {spent} of {policy.max_restarts}")
+    bar = verdict.nodes if verdict.blame is Blame.NODE else _repeated(verdict, earlier)
+    if bar and action is Action.RESTART:
+        action = Action.EXCLUDE
+    delay = WAIT_S if action is Action.WAIT else BACKOFF_S[min(idle, len(BACKOFF_S) - 1)]
+    return Plan(action=action, bar=bar, delay_s=delay, why=verdict.summary)
+
+
+def launches_without_progress(launches: Sequence[Launch]) -> int:
+    """Count the newest launches in a row, the running one included, that did not get past what was reached before them."""
+    best = -1
+    idle = 0
+    for launch in launches:
+        reached = launch.last_step if launch.last_step is not None else -1
+        idle = 0 if reached > best else idle + 1
+        best = max(best, reached)
+    return idle
+
+
+def seen_on(incident: Incident) -> frozenset[str]:
+    """Return the nodes that root evidence of an incident was seen on."""
+    return frozenset(str(e["node"]) for e in incident.evidence if e.get("role") == "root" and e.get("node"))
+
+
+def _rule(verdict: Verdict, seen: int) -> Rule:
+    return next(rule for rule in RULES if rule.fits(verdict, seen))
+
+
+def _times_seen(verdict: Verdict, earlier: Sequence[Incident]) -> int:
+    kind = (verdict.failure_class.value, verdict.blame.value)
+    return sum(1 for incident in earlier if (incident.failure_class, incident.blame) == kind)
+
+
+def _user_budget_left(verdict: Verdict, earlier: Sequence[Incident], policy: PolicySpec) -> bool:
+    if verdict.failure_class is not FailureClass.USER_CODE:
+        return False
+    return sum(1 for i in earlier if i.failure_class == FailureClass.USER_CODE) < policy.max_user_restarts
+
+
+def _counts(incident: Incident) -> bool:
+    free = (FailureClass.USER_CODE, FailureClass.PREEMPTION, FailureClass.TIME_LIMIT, FailureClass.CANCELLED)
+    return incident.failure_class not in free and incident.data.get("restart", True) is not False
+
+
+def _repeated(verdict: Verdict, earlier: Sequence[Incident]) -> tuple[str, ...]:
+    """Return the one node on which the same blameless kind of failure has now been seen twice running."""
+    if not earlier or verdict.blame is not Blame.UNKNOWN or earlier[-1].failure_class != verdict.failure_class:
+        return ()
+    here = frozenset(e.node for e in verdict.evidence if e.role == "root" and e.node)
+    both = here & seen_on(earlier[-1])
+    return tuple(both) if len(both) == 1 else ()
