@@ -57,6 +57,21 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Bytes that came to one file: whole lines, but for the last at the very end and for lines longer than a chunk.
+
+    ``node`` and ``rank`` say who writes the file, where that is known. ``fresh`` is set on the first chunk of a file that is new,
+    or that was truncated or replaced: its lines count from 1.
+    """
+
+    file: str
+    data: bytes
+    node: str = ""
+    rank: int | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What failed, whose fault it is and what to do. ``nodes`` and ``ranks`` are those blamed, or, with blame
     ``unknown``, empty. ``drainable`` nodes are those of ``nodes`` that evidence no user can forge confirms.

@@ -1,0 +1,79 @@
+"""Puts Python tracebacks together, line by line and per printer, out of a log in which many ranks write at once."""
+
+from __future__ import annotations
+
+import re
+
+MAX_LINES = 500
+"""Lines that one traceback may be long before it is given up."""
+
+HEADER = "Traceback (most recent call last):"
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:: .*|:)?$")
+_CHAIN = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+    "-- Process ",
+)
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]{1,300})", line \d+')
+_ELSEWHERE = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
+
+
+class Traceback:
+    """One traceback, with the ones chained to it, while its lines come in."""
+
+    __slots__ = ("_frames", "_inside", "_lines", "exceptions", "line", "touched")
+
+    def __init__(self, line: int, touched: float) -> None:
+        self.line = line
+        self.touched = touched
+        self.exceptions: list[str] = []
+        self._frames: list[list[str]] = []
+        self._inside = True
+        self._lines = 0
+
+    def take(self, text: str, touched: float) -> bool:
+        """Take the printer's next line, without prefix. False when the line is not part of the traceback any more."""
+        self._lines += 1
+        self.touched = touched
+        if text.endswith(HEADER):
+            self._inside, self._frames = True, []
+            return True
+        return self._take_inside(text) if self._inside else self._take_after(text)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is too long to be one."""
+        return self._lines > MAX_LINES
+
+    def _take_inside(self, text: str) -> bool:
+        if not text or text[0] == " ":
+            self._keep_frame(text)
+            return True
+        if not _EXCEPTION.match(text):
+            return False
+        self.exceptions = [*self.exceptions[-7:], text]
+        self._inside = False
+        return True
+
+    def _take_after(self, text: str) -> bool:
+        return not text or text.startswith(_CHAIN)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its exception line has come."""
+        return not self._inside
+
+    def _keep_frame(self, text: str) -> None:
+        if _FRAME.match(text):
+            self._frames = [*self._frames[-40:], [text.strip()]]
+        elif self._frames and len(self._frames[-1]) < 2 and text.strip(" ~^"):
+            self._frames[-1].append(text.strip())
+
+    def text(self) -> str:
+        """The exception line, and below it the last frames: at least the innermost, and the innermost of the user's own."""
+        own = [frame for frame in self._frames if not any(part in frame[0] for part in _ELSEWHERE)]
+        chosen = [frame for frame in self._frames if frame in (own[-2:] or [])] or self._frames[-2:]
+        if self._frames and self._frames[-1] not in chosen:
+            chosen = [*chosen, self._frames[-1]]
+        shown = ["  " + " | ".join(part[:120] for part in frame) for frame in chosen]
+        return "\n".join([self.exceptions[-1][:260] if self.exceptions else HEADER, *shown])
