@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from transom_slurm.sandbox import Sandbox
 from transom_slurm.sandbox.daemons import find
 

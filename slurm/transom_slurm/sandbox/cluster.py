@@ -17,7 +17,7 @@ from typing import Any
 from transom_slurm.sandbox import faults, files, gpus, loopback, netns, processes
 from transom_slurm.sandbox.config import LOOPBACK, MAX_NODES, NETNS, ClusterSpec, loopback_nodes, netns_nodes
 from transom_slurm.sandbox.daemons import SYSTEM_PATH, check_installed, run, slurm_version, slurmctld
-from transom_slurm.sandbox.errors import SandboxError
+from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxRefused, SandboxUsage
 from transom_slurm.sandbox.layout import Layout, check_directory, default_directory
 from transom_slurm.sandbox.waiting import until
 
@@ -26,7 +26,7 @@ READY_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node looks like from outside. ``slurm`` is Slurm's word for its state, empty when Slurm does not answer."""
+    """What a node looks like from outside. ``slurm`` is Slurm's word for its state, empty without an answer."""
 
     name: str
     address: str
@@ -58,14 +58,14 @@ class Sandbox:
     ) -> Sandbox:
         """Start a sandbox and return when all its nodes are idle; nothing is left behind when that fails.
 
-        ``mode`` is ``netns``, ``loopback``, or empty for the better one that is possible; ``extra`` are further lines of
-        slurm.conf. Timeouts are in seconds. Raises :class:`SandboxError`.
+        ``mode`` is ``netns``, ``loopback``, or empty for the better one that is possible; ``extra`` are further lines
+        of slurm.conf. Timeouts are in seconds. Raises :class:`SandboxError`.
         """
         root = check_directory(Path(directory) if directory else default_directory())
         mode = _choose_mode(mode)
         check_installed(mode == NETNS)
         if not 1 <= nodes <= MAX_NODES:
-            raise SandboxError("start a sandbox", f"{nodes} nodes: it can have 1 to {MAX_NODES}")
+            raise SandboxUsage("start a sandbox", f"{nodes} nodes: it can have 1 to {MAX_NODES}")
         spec = _plan(root, mode, nodes, gpus, slurmd_timeout, message_timeout, tuple(extra))
         with files.umask():
             return cls._start(spec, ready_timeout_s)
@@ -91,18 +91,19 @@ class Sandbox:
     @classmethod
     def attach(cls, directory: Path | str | None = None) -> Sandbox:
         """The sandbox that is up in a directory; :class:`SandboxError` when none is, or only the rest of one."""
-        root = Path(directory).expanduser().resolve() if directory else default_directory()
-        spec, ready = files.load(root)
+        spec, ready = files.load(_existing(directory))
         if not ready:
             raise SandboxError(
-                f"use the sandbox in {root}", "its start was interrupted or is under way", hint="transom sandbox down"
+                f"use the sandbox in {spec.root}",
+                "its start was interrupted or is under way",
+                hint="transom sandbox down",
             )
         return cls(spec)
 
     @staticmethod
     def clear(directory: Path | str | None = None) -> bool:
         """End whatever sandbox is in a directory, complete or not, without a trace; False when there is none."""
-        root = Path(directory).expanduser().resolve() if directory else default_directory()
+        root = _existing(directory)
         if not root.exists():
             return False
         with _locked(Layout(root)):
@@ -144,7 +145,7 @@ class Sandbox:
         return self.spec.layout.etc / "known_hosts"
 
     def env(self) -> dict[str, str]:
-        """What a client outside needs in its environment: Slurm's commands, transom and transomd then run in the hub."""
+        """The environment by which Slurm's commands, transom and transomd run in the hub by themselves."""
         at = self.spec.layout
         path = os.environ.get("PATH", SYSTEM_PATH)
         clean = [entry for entry in path.split(":") if entry and entry != str(at.bin)]
@@ -166,7 +167,7 @@ class Sandbox:
     def run(
         self, argv: Sequence[str], node: str | None = None, timeout: float = 60.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the hub or on a node; :class:`SandboxError` when it takes too long, or fails and ``check``."""
+        """Run a command in the hub or on a node; :class:`SandboxError` when it takes too long, or fails (``check``)."""
         full = self.node_argv(node, argv) if node else self.hub_argv(argv)
         return run(full, f"run {argv[0]} on {node or 'the hub'}", check=check, timeout_s=timeout)
 
@@ -176,7 +177,7 @@ class Sandbox:
         return faults.inject(self.spec, node, kind)
 
     def heal(self, node: str) -> tuple[str, ...]:
-        """Undo the faults of a node and say what was done. Slurm hears of it by itself, a mended cable after a while."""
+        """Undo the faults of a node and say what was done. Slurm notices by itself, a mended cable after a while."""
         self._check_node(node)
         with files.umask():
             return faults.heal(self.spec, node)
@@ -210,7 +211,9 @@ class Sandbox:
         """Start slurmctld again and return when it answers."""
         self.run(slurmctld())
         if not until(self._answers, READY_TIMEOUT_S):
-            raise SandboxError("start slurmctld", "it does not answer", hint=f"see {self.spec.layout.logs}/slurmctld.log")
+            raise SandboxError(
+                "start slurmctld", "it does not answer", hint=f"see {self.spec.layout.logs}/slurmctld.log"
+            )
 
     def slurm_states(self) -> dict[str, str]:
         """Slurm's short state of each node (``idle``, ``mix*``, ...); empty when Slurm does not answer."""
@@ -258,7 +261,7 @@ class Sandbox:
     def _check_node(self, node: str) -> None:
         if node not in self.nodes:
             cause = f"there is no such node; there are {self.nodes[0]} to {self.nodes[-1]}"
-            raise SandboxError(f"use node {node}", cause, hint="transom sandbox status")
+            raise SandboxMissing(f"use node {node}", cause, hint="transom sandbox status")
 
     def _controller(self) -> int:
         try:
@@ -278,10 +281,18 @@ class Sandbox:
         return "\n".join(ends)
 
 
+def _existing(directory: Path | str | None) -> Path:
+    """The directory of a sandbox that may be up; :class:`SandboxRefused` when it is another user's."""
+    root = Path(directory).expanduser().resolve() if directory else default_directory()
+    if root.exists() and os.geteuid() not in (0, root.stat().st_uid):
+        raise SandboxRefused(f"use the sandbox in {root}", f"it is {root.owner()}'s", hint=f"become {root.owner()}")
+    return root
+
+
 def _choose_mode(mode: str) -> str:
     why_not = netns.available()
     if mode == NETNS and why_not:
-        raise SandboxError("start a sandbox with namespaces", why_not, hint="run as root, or without --mode")
+        raise SandboxRefused("start a sandbox with namespaces", why_not, hint="run as root, or without --mode")
     return mode or (LOOPBACK if why_not else NETNS)
 
 

@@ -117,7 +117,7 @@ def slurm_conf(spec: ClusterSpec) -> str:
         f"MessageTimeout={spec.message_timeout}",
         "KillWait=5",
         "MinJobAge=300",
-        *([f"GresTypes=gpu"] if spec.gpus else []),
+        *(["GresTypes=gpu"] if spec.gpus else []),
         *spec.extra,
         *(_node_line(spec, node) for node in spec.nodes),
         "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
@@ -164,7 +164,9 @@ def sshd_config(spec: ClusterSpec, node: NodeSpec) -> str:
     at, own = spec.layout, spec.layout.node(node.name)
     setenv = f"SLURM_CONF={at.conf}"
     if not spec.namespaces:
-        setenv += f" SLURMD_NODENAME={node.name} PATH={own.bin}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        setenv += (
+            f" SLURMD_NODENAME={node.name} PATH={own.bin}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        )
     return "\n".join(
         [
             f"Port {node.ssh_port}",

@@ -11,3 +11,15 @@ class SandboxError(Exception):
         self.operation = operation
         self.cause = cause
         self.hint = hint
+
+
+class SandboxMissing(SandboxError):
+    """No such sandbox, node or program of the user."""
+
+
+class SandboxRefused(SandboxError):
+    """Not with these rights."""
+
+
+class SandboxUsage(SandboxError):
+    """The request is wrong; nothing was done."""

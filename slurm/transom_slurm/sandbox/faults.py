@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from transom_slurm.sandbox import gpus, loopback, netns, processes
 from transom_slurm.sandbox.config import ClusterSpec
 from transom_slurm.sandbox.daemons import run, slurmd
-from transom_slurm.sandbox.errors import SandboxError
+from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxUsage
 from transom_slurm.sandbox.waiting import until
 
 _SHELLS = ("sh", "bash", "dash", "zsh")
@@ -30,7 +30,7 @@ class Kind:
 
 def node_pids(spec: ClusterSpec, node: str) -> set[int]:
     """The processes of one node."""
-    return (netns if spec.namespaces else loopback).node_pids(spec, node)
+    return netns.node_pids(spec, node) if spec.namespaces else loopback.node_pids(spec, node)
 
 
 def slurmd_pids(spec: ClusterSpec, node: str) -> set[int]:
@@ -74,7 +74,7 @@ def _rank_stop(spec: ClusterSpec, node: str, _: str) -> str:
 def _xid(spec: ClusterSpec, node: str, argument: str) -> str:
     number, _, index = argument.partition(":")
     if not number.isdigit() or (index and not index.isdigit()):
-        raise SandboxError(f"inject xid:{argument}", "it takes a number, as xid:79, and may take a GPU, as xid:79:2")
+        raise SandboxUsage(f"inject xid:{argument}", "it takes a number, as xid:79, and may take a GPU, as xid:79:2")
     own = spec.layout.node(node)
     gpu = _gpu(spec, node, index)
     gpus.xid(own, node, int(number), gpu)
@@ -91,7 +91,7 @@ def _gpu(spec: ClusterSpec, node: str, text: str) -> int:
     if not text:
         return gpus.first_present(spec.layout.node(node))
     if not text.isdigit() or int(text) >= spec.gpus:
-        raise SandboxError(f"harm GPU {text} of {node}", f"it has {spec.gpus} GPUs, numbered from 0")
+        raise SandboxUsage(f"harm GPU {text} of {node}", f"it has {spec.gpus} GPUs, numbered from 0")
     return int(text)
 
 
@@ -114,9 +114,9 @@ def inject(spec: ClusterSpec, node: str, kind: str) -> str:
     word, _, argument = kind.partition(":")
     found = KINDS.get(word)
     if found is None:
-        raise SandboxError(f"inject {kind}", "no such kind", hint=f"use one of: {known()}")
+        raise SandboxUsage(f"inject {kind}", "no such kind", hint=f"use one of: {known()}")
     if (argument and not found.argument) or (found.needs_argument and not argument):
-        raise SandboxError(f"inject {kind}", "wrong argument", hint=f"use one of: {known()}")
+        raise SandboxUsage(f"inject {kind}", "wrong argument", hint=f"use one of: {known()}")
     if found.needs_namespaces and not spec.namespaces:
         cause = "this sandbox runs on loopback addresses, its nodes have no power or cable of their own"
         raise SandboxError(f"inject {kind}", cause, hint="start the sandbox as root")
@@ -141,7 +141,7 @@ def find_rank(spec: ClusterSpec, node: str) -> int:
             ranks[pid] = int(env.get("LOCAL_RANK", "0"))
     tops = [pid for pid in ranks if processes.parent(pid) not in ranks]
     if not tops:
-        raise SandboxError(f"find a rank on {node}", "no process of a training program runs there")
+        raise SandboxMissing(f"find a rank on {node}", "no process of a training program runs there")
     return _behind_shells(min(tops, key=lambda pid: (ranks[pid], pid)), set(ranks))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from transom_slurm.sandbox import config, gpus, scripts
 from transom_slurm.sandbox.config import ClusterSpec, NodeSpec
 from transom_slurm.sandbox.daemons import python, run
-from transom_slurm.sandbox.errors import SandboxError
+from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxRefused
 from transom_slurm.sandbox.layout import Layout
 
 _NULL_DEVICE = os.makedev(1, 3)
@@ -31,7 +31,7 @@ def claim(spec: ClusterSpec) -> None:
     at.root.mkdir(mode=0o755, parents=True, exist_ok=True)
     about = at.root.stat()
     if about.st_uid != os.geteuid():
-        raise SandboxError(f"use {at.root} for a sandbox", "another user owns it", hint="choose another with --dir")
+        raise SandboxRefused(f"use {at.root} for a sandbox", "another user owns it", hint="choose another with --dir")
     if at.marker.exists():
         raise SandboxError(f"start a sandbox in {at.root}", "one is there", hint="transom sandbox down")
     if any(at.root.iterdir()):
@@ -53,7 +53,7 @@ def load(root: Path) -> tuple[ClusterSpec, bool]:
     try:
         about: dict[str, Any] = json.loads((root / Layout(root).marker.name).read_text())
     except FileNotFoundError:
-        raise SandboxError(f"find a sandbox in {root}", "nothing is up", hint="transom sandbox up") from None
+        raise SandboxMissing(f"find a sandbox in {root}", "nothing is up", hint="transom sandbox up") from None
     ready = bool(about.pop("ready"))
     about["nodes"] = tuple(NodeSpec(**node) for node in about["nodes"])
     about["slurm_version"] = tuple(about["slurm_version"])

@@ -17,14 +17,16 @@ _BUSES = ("1b", "3b", "43", "52", "9d", "c3", "d1", "df")
 _FELL_OFF_THE_BUS = 79
 _XID_TEXTS = {
     13: "pid=4411, name=python3, Graphics Exception: ESR 0x50da30=0x9 0x50da34=0x0 0x50da28=0x4c1eb72 0x50da2c=0x174",
-    31: "pid=4411, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_8 faulted @ 0x7f31_1c000000",
+    31: "pid=4411, name=python3, Ch 00000008, intr 00000000."
+    " MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_8 faulted @ 0x7f31_1c000000",
     43: "pid=4411, name=python3, Ch 00000008",
     45: "pid=4411, name=python3, Ch 0000000c",
     48: "pid='<unknown>', name=<unknown>, DBE (double bit error) ECC Error",
     62: "pid='<unknown>', name=<unknown>, 2027e9d4 0000c3ac 00000000",
     63: "pid=1896, name=python3, Row Remapper: New row marked for remapping, reset gpu to activate.",
     64: "pid=1896, name=python3, Row Remapper: Error recording failed",
-    74: "pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 11(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+    74: "pid='<unknown>', name=<unknown>,"
+    " NVLink: fatal error detected on link 11(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
     79: "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
     94: "pid=7194, name=python3, Contained: CE User Channel (0x9). RST: No, D-RST: No",
     95: "pid='<unknown>', name=<unknown>, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No",
@@ -75,7 +77,7 @@ def fresh(node: str, index: int) -> dict[str, Any]:
 
 
 def boot(own: NodeLayout, node: str, count: int) -> None:
-    """What a reboot does: all GPUs are back and well, and the kernel log starts anew (the old one is ``kern.log.1``)."""
+    """What a reboot does: all GPUs are back and well, the kernel log starts anew (the old one is ``kern.log.1``)."""
     gpus = [fresh(node, index) for index in range(count)]
     _save(own, {"node": node, "driver_version": DRIVER, "gpus": gpus, "apps": []})
     own.log.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from transom_slurm.sandbox.errors import SandboxError
+from transom_slurm.sandbox.errors import SandboxUsage
 
 _PLAIN = re.compile(r"[A-Za-z0-9._/+@-]+")
 _HIDDEN_ON_NODES = ("/run", "/var/run", "/dev", "/proc", "/sys", "/var/log", "/usr/bin", "/bin")
@@ -125,7 +125,7 @@ def default_directory() -> Path:
 
 
 def check_directory(directory: Path) -> Path:
-    """Return the directory's real path; :class:`SandboxError` names every reason why it cannot hold a sandbox."""
+    """Return the directory's real path; :class:`SandboxUsage` names every reason why it cannot hold a sandbox."""
     root = directory.expanduser().resolve()
     faults = []
     if not _PLAIN.fullmatch(str(root)):
@@ -136,5 +136,5 @@ def check_directory(directory: Path) -> Path:
     if hidden:
         faults.append(f"{hidden[0]} is private to each node")
     if faults:
-        raise SandboxError(f"use {root} for a sandbox", "; ".join(faults), hint="choose another with --dir, as /tmp/sb")
+        raise SandboxUsage(f"use {root} for a sandbox", "; ".join(faults), hint="choose another with --dir, as /tmp/sb")
     return root

@@ -1,4 +1,4 @@
-"""Nodes as daemons on loopback addresses of the host itself: for users without root. They share its processes and network."""
+"""Nodes as daemons on loopback addresses, for users without root: they share the host's processes and network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def check_hostname() -> None:
         socket.getaddrinfo(name, None)
     except OSError as error:
         hint = f'add "127.0.0.1 {name}" to /etc/hosts'
-        raise SandboxError("start a sandbox", f"this host's name {name} does not resolve: {error}", hint=hint) from error
+        raise SandboxError(
+            "start a sandbox", f"this host's name {name} does not resolve: {error}", hint=hint
+        ) from error
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The small shell scripts of a sandbox, as text: enter the hub, enter a node, and the words that do so by themselves."""
+"""The small shell scripts of a sandbox, as text: enter the hub, enter a node, and words that do so by themselves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from transom_slurm.sandbox.config import ClusterSpec
 TAG = "TRANSOM_SANDBOX_PROCESS"
 """In the environment of what a sandbox started, with the path of its slurm.conf: ``down`` ends exactly these."""
 HUB_WORDS = (
-    "squeue sinfo scontrol sbatch srun salloc scancel sacct sacctmgr sdiag sprio sbcast sattach sstat strigger"
-    " munge unmunge transomd"
-).split()
+    *("squeue", "sinfo", "scontrol", "sbatch", "srun", "salloc", "scancel", "sacct", "sacctmgr", "sdiag", "sprio"),
+    *("sbcast", "sattach", "sstat", "strigger", "munge", "unmunge", "transomd"),
+)
 _EXIT_DOWN = 125
 
 
@@ -71,4 +71,5 @@ def transom_wrapper(spec: ClusterSpec, fallback_bin: str) -> str:
 
 def simulated_wrapper(python: str, script: str, state: str) -> str:
     """A command that answers from a node's state file."""
-    return f"#!/bin/sh\n# Simulated by transom sandbox: not NVIDIA's and not the kernel's.\nexec {python} -I -S {script} {state} \"$@\"\n"
+    label = "# Simulated by transom sandbox: not NVIDIA's and not the kernel's."
+    return f'#!/bin/sh\n{label}\nexec {python} -I -S {script} {state} "$@"\n'

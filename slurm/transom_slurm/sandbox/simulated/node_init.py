@@ -49,7 +49,7 @@ def boot(steps: list[list[str]]) -> str:
     for argv in steps:
         code = run(argv)
         if code:
-            return "failed: %s: exit %d" % (" ".join(argv), code)
+            return f"failed: {' '.join(argv)}: exit {code}"
     return "ready"
 
 

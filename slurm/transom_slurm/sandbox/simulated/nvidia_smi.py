@@ -1,13 +1,15 @@
 """A simulated nvidia-smi: answers from the JSON state file named by its first argument.
 
 It knows the queries that monitoring uses (``-L``, ``--query-gpu``, ``--query-compute-apps``, ``--query-remapped-rows``,
-``-i``, csv with ``noheader`` and ``nounits``) and refuses the rest as the real one does. A GPU marked ``lost`` is not shown.
+``-i``, csv with ``noheader`` and ``nounits``) and refuses the rest as the real one does. A GPU marked ``lost`` is not
+shown.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 UNITS = {
     "memory.total": "MiB",
@@ -44,8 +46,8 @@ class Refused(Exception):
         self.code = code
 
 
-def visible(gpus: list[dict], wanted: str | None) -> list[dict]:
-    """The GPUs that are there, less those not asked for with ``-i``; numbered anew, as a driver does after a boot."""
+def visible(gpus: list[dict[str, Any]], wanted: str | None) -> list[dict[str, Any]]:
+    """The GPUs that are there, less those not asked for with ``-i``."""
     there = [gpu for gpu in gpus if not gpu["lost"]]
     if wanted is None:
         return there
@@ -55,7 +57,7 @@ def visible(gpus: list[dict], wanted: str | None) -> list[dict]:
     return found
 
 
-def cell(row: dict, field: str, units: bool) -> str:
+def cell(row: dict[str, Any], field: str, units: bool) -> str:
     """One value, with its unit when asked for."""
     value = str(row[ALIASES.get(field, field)])
     unit = UNITS.get(field, "")
@@ -68,7 +70,7 @@ def heading(field: str, units: bool) -> str:
     return f"{field} [{unit}]" if unit and units else field
 
 
-def table(rows: list[dict], known: set[str], fields: list[str], options: set[str]) -> str:
+def table(rows: list[dict[str, Any]], known: set[str], fields: list[str], options: set[str]) -> str:
     """Rows as csv; :class:`Refused` for a field that does not exist."""
     for field in fields:
         if ALIASES.get(field, field) not in known:
@@ -81,7 +83,7 @@ def table(rows: list[dict], known: set[str], fields: list[str], options: set[str
     return "\n".join(lines)
 
 
-def apps(state: dict, gpus: list[dict]) -> list[dict]:
+def apps(state: dict[str, Any], gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Compute processes on the GPUs that are there."""
     by_index = {gpu["index"]: gpu for gpu in gpus}
     return [{**by_index[app["gpu"]], **app} for app in state["apps"] if app["gpu"] in by_index]
@@ -102,9 +104,11 @@ def parse(argv: list[str]) -> dict[str, str]:
     return found
 
 
-def overview(state: dict, gpus: list[dict]) -> str:
+def overview(state: dict[str, Any], gpus: list[dict[str, Any]]) -> str:
     """What a bare ``nvidia-smi`` shows, much shorter than the real one."""
-    head = f"NVIDIA-SMI {state['driver_version']}   SIMULATED by transom sandbox on {state['node']}: there is no GPU here"
+    head = (
+        f"NVIDIA-SMI {state['driver_version']}   SIMULATED by transom sandbox on {state['node']}: there is no GPU here"
+    )
     rows = [
         f"| {g['index']:>3}  {g['name']:<45} {g['pci.bus_id']:>16} {g['memory.used']:>6}MiB / {g['memory.total']}MiB |"
         for g in gpus
@@ -112,7 +116,7 @@ def overview(state: dict, gpus: list[dict]) -> str:
     return "\n".join([head, *rows])
 
 
-def answer(argv: list[str], state: dict) -> str:
+def answer(argv: list[str], state: dict[str, Any]) -> str:
     """What is printed for these arguments."""
     asked = parse(argv)
     gpus = visible(state["gpus"], asked.get("-i", asked.get("--id")))

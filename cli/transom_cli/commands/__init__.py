@@ -1,0 +1,3 @@
+"""The commands of ``transom``, one file each; loaded when used."""
+
+from __future__ import annotations

@@ -1,0 +1,236 @@
+"""``transom sandbox``: a private, real Slurm on this machine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from transom_slurm.sandbox import Sandbox, SandboxError, faults
+from transom_slurm.sandbox.cluster import NodeReport
+from transom_slurm.sandbox.errors import SandboxMissing, SandboxRefused, SandboxUsage
+from transom_slurm.sandbox.layout import default_directory
+
+from transomd.errors import NotFoundError, RefusedError, TransomError, UsageError
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_KINDS = "\n".join(
+    f"  {kind.name + (f':{kind.argument}' if kind.needs_argument else ''):<14} {kind.help}"
+    for kind in faults.KINDS.values()
+)
+
+
+def _clear_errors(function: _Command) -> _Command:
+    """Turn the sandbox's errors into the command line's."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except SandboxMissing as error:
+            raise NotFoundError(str(error), hint=error.hint) from error
+        except SandboxUsage as error:
+            raise UsageError(str(error), hint=error.hint) from error
+        except SandboxRefused as error:
+            raise RefusedError(str(error), hint=error.hint) from error
+        except SandboxError as error:
+            raise TransomError(str(error), hint=error.hint) from error
+
+    return wrapped  # type: ignore[return-value]
+
+
+_directory = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    envvar="TRANSOM_SANDBOX",
+    help=f"The sandbox's directory; also $TRANSOM_SANDBOX.  [default: {default_directory()}]",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def sandbox() -> None:
+    """A private, real Slurm on this machine, to try transom and to break nodes.
+
+    As root every node has namespaces of its own, so that power loss and a cut cable are real. Otherwise the daemons run
+    on loopback addresses. GPUs are simulated. Everything is in one directory; `down` leaves nothing.
+
+    \b
+    Examples:
+      transom sandbox up --nodes 5
+      eval "$(transom sandbox env)"     # squeue, sbatch, transom ... now mean the sandbox
+      srun -N4 hostname
+      transom sandbox fail n2 power
+      transom sandbox down
+    """
+
+
+@sandbox.command()
+@click.option("--nodes", default=4, show_default=True, metavar="N", help="How many nodes, named n1 to nN.")
+@click.option("--gpus", default=8, show_default=True, metavar="N", help="Simulated GPUs a node.")
+@click.option("--slurmd-timeout", default=10, show_default=True, metavar="S", help="SlurmdTimeout, seconds.")
+@click.option("--message-timeout", default=5, show_default=True, metavar="S", help="MessageTimeout, seconds.")
+@click.option("--mode", type=click.Choice(["netns", "loopback"]), help="Instead of the better one that is possible.")
+@_directory
+@_clear_errors
+def up(
+    nodes: int, gpus: int, slurmd_timeout: int, message_timeout: int, mode: str | None, directory: Path | None
+) -> None:
+    """Start a sandbox; ready when this returns, about a second later.
+
+    \b
+    Examples:
+      transom sandbox up
+      transom sandbox up --nodes 16 --dir /tmp/big
+      transom sandbox up --slurmd-timeout 5 --message-timeout 2    # Slurm notices a dead node in about 9 s
+    """
+    signal.signal(signal.SIGTERM, _raise_exit)
+    began = time.monotonic()
+    found = Sandbox.up(
+        nodes,
+        directory,
+        gpus=gpus,
+        slurmd_timeout=slurmd_timeout,
+        message_timeout=message_timeout,
+        mode=mode or "",
+    )
+    click.echo(f"up in {time.monotonic() - began:.1f} s: {_summary(found)}")
+    click.echo('next: eval "$(transom sandbox env)", then srun -N2 hostname')
+
+
+def _raise_exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _summary(found: Sandbox) -> str:
+    year, month = found.spec.slurm_version
+    how = "a namespace each" if found.spec.namespaces else "on loopback addresses: no power loss, no cable"
+    count = f"{len(found.nodes)} nodes n1-n{len(found.nodes)}" if len(found.nodes) > 1 else "1 node n1"
+    return f"{count} ({how}), Slurm {year}.{month:02d}, {found.spec.gpus} simulated GPUs a node, in {found.directory}"
+
+
+@sandbox.command()
+@_directory
+@_clear_errors
+def down(directory: Path | None) -> None:
+    """End the sandbox and all that runs in it, without a trace; also after a crash of `up`."""
+    root = directory or default_directory()
+    click.echo(f"ended: {root}" if Sandbox.clear(root) else f"nothing is up in {root}")
+
+
+@sandbox.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_directory
+@_clear_errors
+def status(as_json: bool, directory: Path | None) -> None:
+    """Show the sandbox and each node, as seen from outside and by Slurm."""
+    found = Sandbox.attach(directory)
+    reports = found.status()
+    if as_json:
+        about = {
+            "directory": str(found.directory),
+            "mode": found.spec.mode,
+            "slurm_version": "{}.{:02d}".format(*found.spec.slurm_version),
+            "slurm_answers": any(report.slurm for report in reports),
+            "nodes": [asdict(report) for report in reports],
+        }
+        click.echo(json.dumps(about, indent=2))
+        return
+    click.echo(_summary(found))
+    click.echo(f"{'NODE':<6} {'ADDRESS':<13} {'POWER':<6} {'LINK':<5} {'SLURMD':<7} {'GPUS':<5} SLURM")
+    for report in reports:
+        click.echo(_row(report, found.spec.gpus))
+
+
+def _row(report: NodeReport, gpus: int) -> str:
+    power, link, slurmd = ("yes" if value else "NO" for value in (report.power, report.link, report.slurmd))
+    shown = f"{report.gpus}/{gpus}"
+    slurm = report.slurm or "no answer"
+    return f"{report.name:<6} {report.address:<13} {power:<6} {link:<5} {slurmd:<7} {shown:<5} {slurm}"
+
+
+@sandbox.command()
+@_directory
+@_clear_errors
+def env(directory: Path | None) -> None:
+    """Print shell lines after which Slurm's commands, transom and transomd mean the sandbox.
+
+    \b
+    Example:
+      eval "$(transom sandbox env)"
+    """
+    for name, value in Sandbox.attach(directory).env().items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+
+
+@sandbox.command(name="exec", context_settings={"ignore_unknown_options": True})
+@click.option("--node", metavar="NODE", help="Run on this node instead of the hub.")
+@_directory
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@_clear_errors
+def exec_(node: str | None, directory: Path | None, command: tuple[str, ...]) -> None:
+    """Run a command in the hub, where slurmctld runs, or on a node.
+
+    \b
+    Examples:
+      transom sandbox exec -- squeue
+      transom sandbox exec --node n2 -- nvidia-smi -L
+    """
+    found = Sandbox.attach(directory)
+    argv = found.node_argv(node, command) if node else found.hub_argv(command)
+    os.execv(argv[0], argv)
+
+
+@sandbox.command(
+    epilog="\b\nKinds:\n"
+    + _KINDS
+    + "\n\n\b\nExamples:\n  transom sandbox fail n2 power\n  transom sandbox fail n[3-4] xid:79"
+)
+@click.argument("nodes", metavar="NODE")
+@click.argument("kind")
+@_directory
+@_clear_errors
+def fail(nodes: str, kind: str, directory: Path | None) -> None:
+    """Inject a fault of KIND into NODE (a hostlist, as n2 or n[2-3])."""
+    found = Sandbox.attach(directory)
+    for node in _expand(found, nodes):
+        click.echo(f"{node}: {found.fail(node, kind)}")
+
+
+@sandbox.command()
+@click.argument("nodes", metavar="NODE")
+@_directory
+@_clear_errors
+def heal(nodes: str, directory: Path | None) -> None:
+    """Undo the faults of NODE (a hostlist, as n2 or n[2-3]).
+
+    Power comes back, the cable is mended, slurmd runs, stopped processes go on; GPUs and kernel log are as after a
+    reboot. A node that was drained stays drained.
+    """
+    found = Sandbox.attach(directory)
+    for node in _expand(found, nodes):
+        click.echo(f"{node}: {', '.join(found.heal(node))}")
+
+
+def _expand(found: Sandbox, text: str) -> tuple[str, ...]:
+    """The nodes of a hostlist; all of them exist, or nothing is done."""
+    from transom_slurm.nodesets import expand  # ClusterShell takes its time
+
+    try:
+        names = tuple(expand(text))
+    except ValueError as error:
+        raise UsageError(f"read the nodes {text}: {error}", hint="write n2, n[2-4] or n1,n3") from error
+    unknown = sorted(set(names) - set(found.nodes))
+    if unknown:
+        raise NotFoundError(
+            f"there is no node {', '.join(unknown)}; there are n1 to n{len(found.nodes)}", hint="transom sandbox status"
+        )
+    return names
