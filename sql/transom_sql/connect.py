@@ -84,10 +84,9 @@ def _engine(url: URL, **options: Any) -> Engine:
     """An engine that shows no parameters in its errors: they hold users' data."""
     try:
         return create_engine(url, json_serializer=to_json, hide_parameters=True, **options)
-    except ImportError as error:
-        raise StoreError(
-            f"open a {url.drivername} database: {error}", hint=f"pip install {error.name or url.drivername}"
-        ) from error
+    except (ImportError, ArgumentError) as error:
+        hint = f"pip install {error.name}" if isinstance(error, ImportError) else _EXAMPLE
+        raise StoreError(f"open a {url.drivername} database: {error}", hint=hint) from error
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:
