@@ -193,57 +193,73 @@ TAGGED = re.compile(r"\S+ kernel: (.*)")
 
 
 def part_kernel(request: Json) -> Json:
-    """Kernel lines of interest since boot and within the window, grouped by kind, device and code."""
+    """Kernel lines of interest since boot and within the window, grouped by kind, device and code.
+
+    Both the ring buffer (which overflows) and the log (which is rotated) are read; ``sources`` of an event says where
+    it stood. Only a part of which neither could be read is an error.
+    """
     now, boot = time.time(), boot_time()
     since = max(boot - CLOCK_MARGIN, now - request["window"])
-    source, lines, tagged = kernel_lines(request, boot)
-    groups = {}  # type: Dict[Tuple[str, ...], Json]
-    for line in lines:
-        if not interesting(line):
+    events = {}  # type: Dict[Tuple[str, ...], Json]
+    sources, failures, dropped = [], [], False
+    for name, read in kernel_sources(request, boot):
+        try:
+            groups = group(read(), name != "dmesg", since, now, boot)
+        except (OSError, PartError) as exc:
+            failures.append("%s: %s" % (name, exc))
             continue
+        sources.append(name)
+        dropped = dropped or len(groups) >= GROUPS_LIMIT
+        merge(events, groups, name)
+    if not sources:
+        raise PartError("; ".join(failures))
+    ordered = sorted(events.values(), key=lambda event: float(event["last"]))
+    return {"sources": sources, "failures": failures, "since": since, "events": ordered, "dropped": dropped}
+
+
+def kernel_sources(request: Json, boot: float) -> List[Tuple[str, Callable[[], List[str]]]]:
+    """The ring buffer and every log asked for, each with what reads its lines."""
+    logs = [(path, lambda path=path: log_tail(path, boot)) for path in request["kernel_logs"]]
+    return [("dmesg", ring_buffer), *logs]
+
+
+def ring_buffer() -> List[str]:
+    """What dmesg prints; raises PartError when it may not, or is too old to know any of the forms."""
+    for argv in (["dmesg", "--time-format=iso"], ["dmesg"]):
+        code, text = command(argv)
+        if code == 0:
+            return text.splitlines()
+    raise PartError(text.strip()[:TEXT_LIMIT])
+
+
+def log_tail(path: str, boot: float) -> List[str]:
+    """The last lines of a log; raises PartError for one that was not written since boot."""
+    with open(path, "rb") as log:
+        stat = os.fstat(log.fileno())
+        if stat.st_mtime < boot - CLOCK_MARGIN:
+            raise PartError("not written since boot")
+        log.seek(max(0, stat.st_size - LOG_TAIL))
+        return log.read(LOG_TAIL).decode("utf-8", "replace").split("\n")
+
+
+def group(lines: List[str], tagged: bool, since: float, now: float, boot: float) -> Dict[Tuple[str, ...], Json]:
+    """The lines of interest written after ``since``, by kind, code, device and severity."""
+    groups = {}  # type: Dict[Tuple[str, ...], Json]
+    for line in filter(interesting, lines):
         when, text = line_time(line, now, boot)
         entry = classify(text, tagged)
         if when is not None and when >= since and entry is not None:
             add(groups, entry, when)
-    events = sorted(groups.values(), key=lambda event: float(event["last"]))
-    return {"source": source, "since": since, "events": events, "dropped": len(groups) >= GROUPS_LIMIT}
+    return groups
 
 
-def kernel_lines(request: Json, boot: float) -> Tuple[str, List[str], bool]:
-    """The kernel's lines: a readable log that was written since boot, else the ring buffer."""
-    for path in request["kernel_logs"]:
-        try:
-            if os.stat(path).st_mtime >= boot - CLOCK_MARGIN:
-                return path, log_tail(path), True
-        except OSError:
-            continue
-    for argv in (["dmesg", "--time-format=iso"], ["dmesg"]):
-        try:
-            code, text = command(argv)
-        except OSError as exc:
-            raise PartError("no readable kernel log and no dmesg: %s" % exc, kind="absent") from exc
-        if code == 0:
-            return "dmesg", text.splitlines(), False
-    raise PartError("no readable kernel log, and dmesg failed: " + text.strip()[:TEXT_LIMIT])
-
-
-def log_tail(path: str) -> List[str]:
-    """The last lines of a log, and those of the rotated one before it when the log is short."""
-    lines = []  # type: List[str]
-    for name in (path, path + ".1"):
-        try:
-            with open(name, "rb") as log:
-                size = os.fstat(log.fileno()).st_size
-                log.seek(max(0, size - LOG_TAIL))
-                text = log.read(LOG_TAIL).decode("utf-8", "replace")
-        except OSError:
-            if name == path:
-                raise
-            break
-        lines = text.split("\n") + lines
-        if size >= LOG_TAIL:
-            break
-    return lines
+def merge(events: Dict[Tuple[str, ...], Json], groups: Dict[Tuple[str, ...], Json], source: str) -> None:
+    """Join what two sources say of the same events; the fuller count holds."""
+    for key, found in groups.items():
+        event = events.setdefault(key, dict(found, sources=[]))
+        event["sources"].append(source)
+        event["count"] = max(event["count"], found["count"])
+        event["first"], event["last"] = min(event["first"], found["first"]), max(event["last"], found["last"])
 
 
 def interesting(line: str) -> bool:

@@ -1,0 +1,265 @@
+"""SSH to nodes, against a real sshd on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from health_sshd import Sshd, keygen
+
+from transomd.health.ssh import SshFailure, SshPool, command_line
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="logs in as root and runs commands as other users")
+
+USER = "nobody"
+SERVER = "awk '{print $4}' /proc/$PPID/stat"
+"""Prints the pid of the sshd that serves this session: the parent of ``timeout``."""
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with Sshd(tmp_path_factory.mktemp("sshd")) as running:
+        yield running
+
+
+@pytest.fixture
+async def pool(sshd: Sshd) -> AsyncIterator[SshPool]:
+    async with SshPool(sshd.settings()) as opened:
+        yield opened
+
+
+async def alive(pid: int, deadline: float = 5.0) -> bool:
+    """Whether a process is still there after as long as ``deadline`` seconds."""
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        if state == "Z":
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+async def read_pid(path: Path) -> int:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        if path.exists() and (text := path.read_text().strip()):
+            return int(text)
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"nothing was written to {path}")
+
+
+async def test_status_and_both_streams(pool: SshPool) -> None:
+    result = await pool.run("n1", ["sh", "-c", "cat; echo err >&2; exit 3"], stdin="in\n", timeout=10)
+    assert (result.rc, result.stdout, result.stderr) == (3, "in\n", "err\n")
+    assert result.sent <= result.ended
+    assert not result.truncated
+
+
+async def test_signal_is_128_plus_its_number(pool: SshPool) -> None:
+    result = await pool.run("n1", ["sh", "-c", "kill -TERM $$"], timeout=10)
+    assert result.rc == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("user", [None, USER])
+async def test_words_never_meet_a_shell(pool: SshPool, tmp_path: Path, user: str | None) -> None:
+    touch = f"touch {tmp_path}/injected"
+    words = [
+        f"$({touch})",
+        f"`{touch}`",
+        f"; {touch}",
+        f"' ; {touch}; '",
+        f"\n{touch}\n",
+        '"',
+        "*",
+        "$HOME",
+        "-n",
+        "é\u2028",
+    ]
+    result = await pool.run("n1", ["printf", "%s|", *words], timeout=10, user=user)
+    assert result.stdout == "".join(f"{word}|" for word in words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("user", ["", "-x", "root", "a\0b"])
+def test_users_that_are_refused_before_anything_is_sent(user: str) -> None:
+    with pytest.raises(ValueError, match="not a user"):
+        command_line(["true"], 1, user)
+
+
+async def test_user_cannot_inject_or_be_root_by_number(pool: SshPool, tmp_path: Path) -> None:
+    evil = f"nobody; touch {tmp_path}/injected"
+    assert (await pool.run("n1", ["true"], timeout=10, user=evil)).rc == 126
+    zero = await pool.run("n1", ["id", "-u"], timeout=10, user="0")
+    assert (zero.rc, zero.stdout) == (126, "")
+    assert not list(tmp_path.iterdir())
+
+
+async def test_as_user_keeps_nothing_of_root(pool: SshPool) -> None:
+    script = "grep -E '^(Uid|Gid|Groups|Cap(Inh|Prm|Eff|Amb)):' /proc/self/status; pwd; env; test -w /root || echo no"
+    result = await pool.run("n1", ["sh", "-c", script], timeout=10, user=USER)
+    entry = pwd.getpwnam(USER)
+    lines = result.stdout.splitlines()
+    status = {line.split(":")[0]: line.split(":")[1].split() for line in lines[:7]}
+    assert status["Uid"] == [str(entry.pw_uid)] * 4
+    assert status["Gid"] == [str(entry.pw_gid)] * 4
+    assert set(status["Groups"]) == {str(g) for g in os.getgrouplist(USER, entry.pw_gid)}
+    assert all(int(status[cap][0], 16) == 0 for cap in ("CapInh", "CapPrm", "CapEff", "CapAmb"))
+    assert lines[7] == "/"
+    environment = {line.split("=")[0] for line in lines[8:] if "=" in line}
+    assert environment <= {"PATH", "LANG", "USER", "LOGNAME", "HOME", "SHELL", "PWD", "SHLVL", "_", "OLDPWD"}
+    assert lines[-1] == "no"
+
+
+async def test_output_is_bounded(sshd: Sshd) -> None:
+    async with SshPool(sshd.settings(output_limit=1000)) as pool:
+        result = await pool.run("n1", ["sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' x; echo done >&2"], timeout=30)
+    assert result.truncated
+    assert result.stdout == "x" * 1000
+    assert result.stderr == "done\n"
+
+
+@pytest.mark.parametrize("user", [None, USER])
+async def test_deadline_kills_the_whole_group_on_the_node(pool: SshPool, tmp_path: Path, user: str | None) -> None:
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o755)
+    script = f"trap '' TERM HUP; sleep 300 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/self; wait"
+    began = time.monotonic()
+    with pytest.raises(SshFailure) as caught:
+        await pool.run("n1", ["sh", "-c", script], timeout=1, user=user)
+    assert caught.value.kind == "timeout"
+    assert time.monotonic() - began < 3.5
+    for name in ("child", "self"):
+        assert not await alive(await read_pid(tmp_path / name))
+    assert (await pool.run("n1", ["true"], timeout=10)).rc == 0
+
+
+async def test_giving_up_kills_the_command(pool: SshPool, tmp_path: Path) -> None:
+    running = asyncio.create_task(
+        pool.run("n1", ["sh", "-c", f"echo $$ > {tmp_path}/self; exec sleep 300"], timeout=300)
+    )
+    pid = await read_pid(tmp_path / "self")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not await alive(pid)
+
+
+async def test_what_keeps_the_output_open_is_killed(pool: SshPool, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(SshFailure) as caught:
+        await pool.run("n1", ["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/left"], timeout=1)
+    assert caught.value.kind == "timeout"
+    assert time.monotonic() - began < 5
+    assert not await alive(await read_pid(tmp_path / "left"))
+
+
+async def test_one_connection_serves_many_commands(pool: SshPool) -> None:
+    results = await asyncio.gather(
+        *(pool.run("n1", ["sh", "-c", "echo $SSH_CONNECTION"], timeout=20) for _ in range(12))
+    )
+    assert len({result.stdout for result in results}) == 1
+
+
+async def test_a_dead_connection_is_replaced(sshd: Sshd, pool: SshPool) -> None:
+    first = await pool.run("n1", ["sh", "-c", SERVER], timeout=10)
+    os.kill(int(first.stdout), signal.SIGKILL)
+    second = await pool.run("n1", ["sh", "-c", SERVER], timeout=10)
+    assert second.rc == 0
+    assert second.stdout != first.stdout
+
+
+async def test_connection_lost_under_a_command(pool: SshPool) -> None:
+    with pytest.raises(SshFailure) as caught:
+        await pool.run("n1", ["sh", "-c", f"kill -KILL $({SERVER}); exec sleep 60"], timeout=10)
+    assert caught.value.kind == "unreachable"
+
+
+async def test_fan_out_is_bounded(sshd: Sshd, tmp_path: Path) -> None:
+    async with SshPool(sshd.settings(fan_out=2)) as pool:
+        script = f"touch {tmp_path}/$$; sleep 0.1; ls {tmp_path} | wc -l; rm {tmp_path}/$$"
+        results = await asyncio.gather(*(pool.run("n1", ["sh", "-c", script], timeout=20) for _ in range(8)))
+    assert max(int(result.stdout) for result in results) <= 2
+
+
+async def test_unknown_host_key(sshd: Sshd, tmp_path: Path) -> None:
+    empty = tmp_path / "known_hosts"
+    empty.write_text("")
+    async with SshPool(sshd.settings(known_hosts=empty)) as pool:
+        with pytest.raises(SshFailure) as caught:
+            await pool.run("n1", ["true"], timeout=5)
+    assert caught.value.kind == "host-key"
+    assert f"not in {empty}" in str(caught.value)
+    assert "ssh-keyscan" in caught.value.hint
+    assert str(empty) in caught.value.hint
+
+
+async def test_changed_host_key(sshd: Sshd, tmp_path: Path) -> None:
+    keygen(tmp_path / "other")
+    key = (tmp_path / "other.pub").read_text().strip()
+    changed = tmp_path / "known_hosts"
+    changed.write_text(f"[{sshd.addresses['n1']}]:{sshd.ports['n1']} {key}\n")
+    async with SshPool(sshd.settings(known_hosts=changed)) as pool:
+        with pytest.raises(SshFailure) as caught:
+            await pool.run("n1", ["true"], timeout=5)
+    assert caught.value.kind == "host-key"
+    assert f"not the one in {changed}" in str(caught.value)
+    assert "ssh-keygen -R" in caught.value.hint
+
+
+async def test_missing_known_hosts(sshd: Sshd, tmp_path: Path) -> None:
+    async with SshPool(sshd.settings(known_hosts=tmp_path / "none")) as pool:
+        with pytest.raises(SshFailure) as caught:
+            await pool.run("n1", ["true"], timeout=5)
+    assert caught.value.kind == "host-key"
+
+
+async def test_a_configuration_cannot_turn_checking_off(sshd: Sshd, tmp_path: Path) -> None:
+    config, empty = tmp_path / "config", tmp_path / "known_hosts"
+    empty.write_text("")
+    config.write_text(sshd.config.read_text() + "Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile none\n")
+    async with SshPool(sshd.settings(known_hosts=empty, config=config)) as pool:
+        with pytest.raises(SshFailure) as caught:
+            await pool.run("n1", ["true"], timeout=5)
+    assert caught.value.kind == "host-key"
+
+
+async def test_wrong_key_is_auth(sshd: Sshd, tmp_path: Path) -> None:
+    keygen(tmp_path / "other")
+    async with SshPool(sshd.settings(client_keys=(tmp_path / "other",))) as pool:
+        with pytest.raises(SshFailure) as caught:
+            await pool.run("n1", ["true"], timeout=5)
+    assert caught.value.kind == "auth"
+
+
+async def test_refused_and_back_again(tmp_path: Path) -> None:
+    node = Sshd(tmp_path)
+    async with SshPool(node.settings()) as pool:
+        with pytest.raises(SshFailure) as caught:
+            await pool.run("n1", ["true"], timeout=5)
+        assert caught.value.kind == "refused"
+        with node:
+            assert (await pool.run("n1", ["true"], timeout=5)).rc == 0
+
+
+async def test_silence_and_unknown_names_are_unreachable(sshd: Sshd, tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        config = tmp_path / "config"
+        config.write_text(f"Host silent\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}\n")
+        async with SshPool(sshd.settings(config=config, connect_timeout=0.5)) as pool:
+            for name in ("silent", "no-such-node.invalid"):
+                with pytest.raises(SshFailure) as caught:
+                    await pool.run(name, ["true"], timeout=5)
+                assert caught.value.kind == "unreachable"
