@@ -92,7 +92,7 @@ class Merge:
             return saved
         if target.shape != saved.shape or target.dtype != saved.dtype or _overlaps(target):
             log.warning(
-                "%s was saved as %s %s and the program has %s %s: the state got the saved tensor, the old one is unchanged",
+                "%s: saved as %s %s, in the program %s %s: the state got the saved tensor, the old one is unchanged",
                 path_text(path),
                 saved.dtype,
                 list(saved.shape),
