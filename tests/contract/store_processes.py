@@ -2,6 +2,7 @@
 
 ``kill URL TIMES`` forks a writer, kills it with SIGKILL at a random moment, looks at what is left, and again; prints
 how often it killed and how many commits were found. ``compete URL TIMES`` changes one job that others change too.
+``open URL TIMES`` opens one database from that many processes at once.
 """
 
 from __future__ import annotations
@@ -125,6 +126,23 @@ def compete(url: str, times: int) -> None:
     store.close()
 
 
+def open_at_once(url: str, times: int) -> None:
+    waiting, start = os.pipe()
+    children = []
+    for _ in range(times):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                os.close(start)
+                os.read(waiting, 1)
+                open_store(url).close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+    os.close(start)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * times
+
+
 if __name__ == "__main__":
     _, verb, where, count = sys.argv
-    {"kill": kill, "compete": compete}[verb](where, int(count))
+    {"kill": kill, "compete": compete, "open": open_at_once}[verb](where, int(count))

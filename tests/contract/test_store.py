@@ -14,27 +14,25 @@ from typing import Any, get_type_hints
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transom_sql.engine import open_store
+from transom_sql.engine import memory_store, open_store
 from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord
 from transom_sql.store import Change, Conflict, Store, StoreError
 
-# A database is added here (Postgres: the URL of one that is empty). Those in SHARED outlive the process that wrote.
+# A database is added here: the URL of an empty one (Postgres: of a schema made for the test).
 BACKENDS: Mapping[str, Callable[[Path], str]] = {
     "sqlite": lambda folder: f"sqlite:///{folder}/transom.db",
-    "memory": lambda _folder: "sqlite://",
 }
-SHARED = [name for name in BACKENDS if name != "memory"]
 PROCESSES = Path(__file__).with_name("store_processes.py")
 
 
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(params=["memory", *BACKENDS])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(BACKENDS[request.param](tmp_path))
+    opened = memory_store() if request.param == "memory" else open_store(BACKENDS[request.param](tmp_path))
     yield opened
     opened.close()
 
 
-@pytest.fixture(params=SHARED)
+@pytest.fixture(params=list(BACKENDS))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return BACKENDS[request.param](tmp_path)
 
@@ -419,6 +417,11 @@ def test_what_was_committed_is_there_when_opened_again(url: str) -> None:
     assert second.job(1) == added
     assert len(second.events()) == 1
     second.close()
+
+
+def test_a_new_database_may_be_opened_by_several_at_once(url: str) -> None:
+    done = subprocess.run([sys.executable, PROCESSES, "open", url, "4"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_killing_the_writer_leaves_each_change_whole(url: str) -> None:
