@@ -74,17 +74,19 @@ def build(into: Path) -> Path:
     return next(into.glob("*.whl"))
 
 
-def wrong_in_wheel(wheel: Path) -> Iterator[str]:
+def wanted_files() -> list[str]:
+    """Every file of the packages, by the name that it should have in the wheel."""
+    found = [(path, ROOT / package) for package in PACKAGES for path in sorted((ROOT / package).rglob("*"))]
+    names = [str(path.relative_to(base.parent)) for path, base in found if path.is_file()]
+    return [name for name in names if "__pycache__" not in name]
+
+
+def wrong_in_wheel(wheel: Path, wanted: list[str]) -> Iterator[str]:
     """Top-level names that do not belong there, and files of the packages that are missing."""
     inside = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.partition("/")[0] for name in inside}
     yield from (f"the wheel brings {top}" for top in sorted(tops - NAMES) if not top.endswith(".dist-info"))
-    for package in PACKAGES:
-        base = (ROOT / package).parent
-        for path in sorted((ROOT / package).rglob("*")):
-            name = str(path.relative_to(base))
-            if path.is_file() and "__pycache__" not in name and name not in inside:
-                yield f"the wheel lacks {name}"
+    yield from (f"the wheel lacks {name}" for name in wanted if name not in inside)
 
 
 def wrong_in_use(python: Path, empty: Path) -> Iterator[str]:
@@ -121,12 +123,13 @@ def main() -> int:
     """Exit code 1 when anything was wrong."""
     with tempfile.TemporaryDirectory(prefix="transom-wheel-") as name:
         empty = Path(name)
+        wanted = wanted_files()
         wheel = build(empty)
         print(f"wheel-smoke: built {wheel.name}, {wheel.stat().st_size // 1024} kB")
         must(sys.executable, "-m", "venv", empty / "venv", cwd=empty)
         python = empty / "venv/bin/python"
         must(python, "-m", "pip", "install", "--quiet", wheel, cwd=empty)
-        faults = [*wrong_in_wheel(wheel), *wrong_in_use(python, empty)]
+        faults = [*wrong_in_wheel(wheel, wanted), *wrong_in_use(python, empty)]
     for fault in faults:
         print(f"wheel-smoke: {fault}")
     print(f"wheel-smoke: {len(faults)} faults" if faults else "wheel-smoke: all good")
