@@ -50,7 +50,7 @@ class Sshd:
         )
         argv = ["/usr/sbin/sshd", "-D", "-e", "-f", str(config)]
         self.processes[name] = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not listens(self.addresses[name], self.ports[name]):
             assert time.monotonic() < deadline, f"sshd of {name} does not listen"
             time.sleep(0.01)
@@ -72,8 +72,12 @@ class Sshd:
         return SshSettings(**(wanted | changes))  # type: ignore[arg-type]
 
     def __enter__(self) -> Sshd:
-        for name in self.names:
-            self.start(name)
+        try:
+            for name in self.names:
+                self.start(name)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -93,6 +93,17 @@ class SshFailure(TransomError):
         self.kind: FailureKind = kind
 
 
+class _Client(asyncssh.SSHClient):
+    """Trusts no key that is not in the known hosts, and remembers for whom one was missing."""
+
+    asked: tuple[str, str, int] | None = None
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        """Refuse; asyncssh asks only for keys that the known hosts do not hold."""
+        self.asked = (host, addr, port)
+        return False
+
+
 class _Node:
     """What the pool holds for one node: its connection, who may make it, and how many sessions may be open on it."""
 
@@ -246,10 +257,16 @@ class SshPool:
         async with held.connecting:
             connection = held.usable()
             if connection is None:
-                connecting = asyncssh.connect(node, **self._options(node))
-                connection = await asyncio.wait_for(connecting, self._settings.connect_timeout)
-                held.connection = connection
+                connection = held.connection = await self._login(node)
             return connection
+
+    async def _login(self, node: str) -> asyncssh.SSHClientConnection:
+        client = _Client()
+        connecting = asyncssh.connect(node, client_factory=lambda: client, **self._options(node))
+        try:
+            return await asyncio.wait_for(connecting, self._settings.connect_timeout)
+        except asyncssh.HostKeyNotVerifiable as exc:
+            raise self._host_key(node, str(exc), client.asked) from exc
 
     def _options(self, node: str) -> dict[str, Any]:
         """What asyncssh is told. The host keys are always passed, so that no configuration can leave them unchecked."""
@@ -291,8 +308,6 @@ class SshPool:
 
     def _failure(self, node: str, exc: BaseException) -> SshFailure:
         """What an exception means, and what to do about it."""
-        if isinstance(exc, asyncssh.HostKeyNotVerifiable):
-            return self._host_key(node, str(exc))
         if isinstance(exc, asyncssh.PermissionDenied):
             return SshFailure(node, "auth", f"the node refused the login: {exc}", hint=f"ssh -v {node} true")
         if isinstance(exc, ConnectionRefusedError):
@@ -303,13 +318,10 @@ class SshPool:
             return SshFailure(node, "unreachable", str(exc) or type(exc).__name__)
         return SshFailure(node, "other", f"{type(exc).__name__}: {exc}")
 
-    def _host_key(self, node: str, cause: str) -> SshFailure:
+    def _host_key(self, node: str, cause: str, asked: tuple[str, str, int] | None) -> SshFailure:
         """Unknown and changed keys need different answers; both name the file."""
         file = self._known_hosts
-        try:
-            known = any(asyncssh.match_known_hosts(str(file), node, "", None)[:2])
-        except (OSError, ValueError):
-            known = False
+        known = asked is not None and any(asyncssh.match_known_hosts(str(file), *asked)[:2])
         if known:
             hint = f"if the node was installed anew: ssh-keygen -R {node} -f {file}; ssh-keyscan {node} >> {file}"
             return SshFailure(node, "host-key", f"its host key is not the one in {file}: {cause}", hint=hint)
