@@ -1,3 +1,3 @@
-"""transom_cli."""
+"""The ``transom`` command."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The run folder of a job, made by its user at submit time: ``<workdir>/.transom/<name>-<time>-<random>/``, mode 0700.
 
 ``env.json`` (the user's environment, which never goes to the daemon), ``spec.json``, ``token`` and, for a job with one,
-``script`` (the batch script as it was at submit time); ``logs/`` is for the launcher. The folder appears whole or not at
-all, and nothing is followed or kept that somebody else put in its place.
+``script`` (the batch script as it was at submit time); ``logs/`` is for the launcher. The folder appears whole or not
+at all, and nothing is followed or kept that somebody else put in its place.
 """
 
 from __future__ import annotations

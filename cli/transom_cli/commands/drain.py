@@ -1,0 +1,67 @@
+"""``transom drain`` and ``transom undrain``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from transom_cli.ask import client, node_names
+from transom_cli.text import hosts, plain
+from transomd.errors import TransomError
+from transomd.words import ExitCode
+
+
+@click.command()
+@click.argument("nodes", nargs=-1, required=True)
+@click.option("--reason", required=True, help="Why, for whoever finds the node drained.")
+@click.option("--dry-run", is_flag=True, help="Only print the exact commands.")
+def drain(nodes: tuple[str, ...], reason: str, dry_run: bool) -> int:
+    """Take NODES out of service: what runs there goes on, nothing new is started. A node that somebody else has drained
+    is left as it is.
+
+    \b
+    Examples:
+      transom drain gpu-7 --reason 'fan 2 is loud'
+      transom drain 'gpu-[1-4,7]' --reason 'rack move' --dry-run
+    """
+    body = {"nodes": node_names(nodes), "reason": reason, "dry_run": dry_run}
+    return _show("drained", client().post("/v1/nodes/drain", body)["results"], dry_run)
+
+
+@click.command()
+@click.argument("nodes", nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Only print the exact commands.")
+def undrain(nodes: tuple[str, ...], dry_run: bool) -> int:
+    """Put NODES back into service that were drained through transom. A drain that is somebody else's is never undone.
+
+    \b
+    Examples:
+      transom undrain 'gpu-[1-4,7]'
+    """
+    body = {"nodes": node_names(nodes), "dry_run": dry_run}
+    return _show("undrained", client().post("/v1/nodes/undrain", body)["results"], dry_run)
+
+
+def _show(word: str, results: Sequence[Mapping[str, Any]], dry_run: bool) -> int:
+    """Print the results, nodes alike together. Raises TransomError when a node was not done."""
+    groups: dict[tuple[bool, str], list[str]] = {}
+    for result in results:
+        groups.setdefault((bool(result.get("done")), str(result.get("message") or "")), []).append(str(result["node"]))
+        if dry_run and result.get("command"):
+            print(plain(_command(result["command"])))
+    for (done, message), names in groups.items():
+        said = "would be " + word if dry_run and done else word if done else "not " + word
+        print(f"{hosts(names)}: {said}" + (f": {plain(message)}" if message else ""))
+    missed = [str(result["node"]) for result in results if not result.get("done")]
+    if missed and not dry_run:
+        raise TransomError(
+            f"{len(missed)} of {len(results)} nodes were not {word}", hint=f"transom nodes {hosts(missed)}"
+        )
+    return ExitCode.OK
+
+
+def _command(command: Any) -> str:
+    return command if isinstance(command, str) else shlex.join(str(word) for word in command)

@@ -1,0 +1,169 @@
+"""``transom submit``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from transom_cli.ask import Json, client, finished
+from transom_cli.commands.events import event_line
+from transom_cli.follow import follow_events
+from transom_cli.text import plain, safe
+from transomd.api.client import Client, NoAnswerError
+from transomd.errors import SpecError, TransomError, UnreachableError
+from transomd.launch.stage import Staged, path_faults, planned_run_dir, stage, unstage
+from transomd.script import read_options
+from transomd.spec import JobSpec, load_job
+from transomd.words import ExitCode, JobState
+
+
+@click.command()
+@click.argument("job", metavar="JOB.yaml")
+@click.argument("sbatch", metavar="[-- SBATCH OPTIONS]", nargs=-1)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Instead of what the file says; repeatable."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print the batch script, the sbatch call and the gate's plan; submit nothing."
+)
+@click.option("--watch", is_flag=True, help="Show the job's events until it ends: exit code 0 or 8.")
+@click.option("--json", "as_json", is_flag=True, help="Print what the daemon answers.")
+def submit(
+    job: str, sbatch: tuple[str, ...], overrides: tuple[str, ...], dry_run: bool, watch: bool, as_json: bool
+) -> int:
+    """Submit the job that JOB.yaml (or - for standard input) describes. What follows -- goes to sbatch, but for what
+    transom itself must set. Your environment is kept in the job's run folder and nowhere else.
+
+    \b
+    The shortest job.yaml:
+      name: demo
+      nodes: 4
+      command: python train.py
+
+    \b
+    Examples:
+      transom submit job.yaml --dry-run
+      transom submit job.yaml --watch
+      transom submit job.yaml --set nodes=8 -- --constraint=h100
+    """
+    spec = _spec(job, sbatch, overrides)
+    api = client()
+    if dry_run:
+        return _dry_run(api, spec, as_json)
+    accepted = _submit(api, spec)
+    print(json.dumps({"job": accepted}, indent=2) if as_json else _accepted(spec, accepted), flush=True)
+    return _watch(api, accepted) if watch else ExitCode.OK
+
+
+def _spec(job: str, sbatch: tuple[str, ...], overrides: tuple[str, ...]) -> JobSpec:
+    cwd = _cwd()
+    source: Path | str = sys.stdin.read() if job == "-" else Path(job)
+    spec = load_job(source, overrides=overrides, sbatch=sbatch, cwd=cwd).resolve(cwd)
+    faults = path_faults(spec)
+    if faults:
+        raise SpecError(f"{job}: the job's folders cannot be used; nothing was submitted", faults)
+    if spec.script:
+        for replaced in read_options(Path(spec.script)).replaced:
+            print(f"note: {plain(spec.script)}: {plain(replaced)}", file=sys.stderr)
+    return spec
+
+
+def _cwd() -> Path:
+    """Return the current folder as the user sees it (``$PWD``), which a node finds by the same name."""
+    shown = Path(os.environ.get("PWD", ""))
+    try:
+        if shown.is_absolute() and shown.samefile("."):
+            return shown
+    except OSError:
+        pass
+    return Path.cwd()
+
+
+def _body(spec: JobSpec, run_dir: Path, token: str, *, dry_run: bool) -> dict[str, object]:
+    stored = spec.model_dump(mode="json")
+    return {"spec": stored, "run_dir": str(run_dir), "cwd": spec.workdir, "token": token, "dry_run": dry_run}
+
+
+def _submit(api: Client, spec: JobSpec) -> Json:
+    """Stage and hand over. The run folder is removed only when it is certain that the daemon did not take the job."""
+    api.get("/v1/daemon")
+    staged = stage(spec, os.environ)
+    try:
+        answer: Json = api.post("/v1/jobs", _body(spec, staged.run_dir, staged.token, dry_run=False))["job"]
+    except NoAnswerError as error:
+        return _recorded(api, staged, error)
+    except TransomError as error:
+        if type(error) is not TransomError:
+            unstage(staged)
+        raise
+    except KeyboardInterrupt:
+        print(
+            f"transom: interrupted; whether the job was recorded, transom status says ({staged.run_dir})",
+            file=sys.stderr,
+        )
+        raise
+    return answer
+
+
+def _recorded(api: Client, staged: Staged, error: NoAnswerError) -> Json:
+    """Look whether a request that was not answered was carried out; the run folder names the job."""
+    hint = f"transom status; the run folder is {staged.run_dir}, remove it if no job has it"
+    try:
+        jobs = api.get("/v1/jobs", all=1)["jobs"]
+    except UnreachableError:
+        raise UnreachableError(f"{error}; whether the job was recorded is not known", hint=hint) from None
+    found = next((job for job in jobs if job.get("run_dir") == str(staged.run_dir)), None)
+    if found is None:
+        raise UnreachableError(f"{error}; the job is not recorded so far", hint=hint)
+    return dict(found)
+
+
+def _accepted(spec: JobSpec, job: Mapping[str, Any]) -> str:
+    spares = f" and {spec.spares} spare" if spec.spares else ""
+    nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes} nodes"
+    return (
+        f"submitted job {job['id']} {plain(job['name'])}: {nodes}{spares}\n"
+        f"  run folder {plain(job.get('run_dir'))}\n"
+        f"  next: transom status {job['id']}; transom logs {job['id']} -f"
+    )
+
+
+def _watch(api: Client, job: Mapping[str, Any]) -> int:
+    number = int(job["id"])
+
+    def ended() -> bool:
+        return finished(api.get(f"/v1/jobs/{number}")["job"])
+
+    try:
+        for event in follow_events(api, job=number, after=0, until=ended):
+            print(event_line(event), flush=True)
+    except KeyboardInterrupt:
+        print(f"\njob {number} goes on; to end it: transom cancel {number}", file=sys.stderr)
+        raise
+    end = api.get(f"/v1/jobs/{number}")["job"]
+    print(f"job {number} {plain(end['name'])}: {plain(end['state'])}, {plain(end['reason'])}")
+    return ExitCode.OK if end["state"] == JobState.COMPLETED else ExitCode.JOB_FAILED
+
+
+def _dry_run(api: Client, spec: JobSpec, as_json: bool) -> int:
+    answer = api.post("/v1/jobs", _body(spec, planned_run_dir(spec), "", dry_run=True))
+    if as_json:
+        print(json.dumps(answer, indent=2))
+        return ExitCode.OK
+    plan = answer["plan"]
+    for title, key in (("batch script", "script"), ("sbatch call", "sbatch"), ("gate", "gate")):
+        print(f"# {title}\n{safe(_text(plan.get(key))).rstrip()}\n")
+    print("nothing was submitted")
+    return ExitCode.OK
+
+
+def _text(value: Any) -> str:
+    """Return a part of a plan: text, or the words of a call."""
+    return shlex.join(str(word) for word in value) if isinstance(value, list) else str(value or "")

@@ -1,0 +1,197 @@
+"""One job as a page that says why it stands where it stands. Pure: JSON in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from transom_cli.text import ago, clip, hosts, plain, span, wrapped
+
+Json = Mapping[str, Any]
+
+_MOMENTS = ("diagnosed", "drained", "fenced", "acted", "recovered")
+_SHOWN_EVIDENCE = 6
+_SHOWN_INCIDENTS = 3
+_PENDING = ("pending",)
+
+
+def job_page(view: Json, *, now: float, columns: int) -> list[str]:
+    """Return the page for what ``GET /v1/jobs/ID`` answered, within ``columns``."""
+    job: Json = view.get("job") or {}
+    lines = [*_head(job, columns), *_where(job, view, now, columns)]
+    lines += _launches(view.get("launches") or (), now, columns)
+    for incident in _newest(view.get("incidents") or ()):
+        lines += _incident(incident, now, columns)
+    lines += _pending(view.get("intents") or (), now, columns)
+    return [*lines, *wrapped(f"next: {next_command(job, view.get('incidents') or ())}", columns, indent="")]
+
+
+def _head(job: Json, columns: int) -> Iterator[str]:
+    yield clip(
+        f"job {job.get('id')} {plain(job.get('name', ''))} ({plain(job.get('user', ''))}): {plain(job.get('state'))}",
+        columns,
+    )
+    yield from wrapped(str(job.get("reason") or "no reason is recorded"), columns)
+    yield ""
+
+
+def _where(job: Json, view: Json, now: float, columns: int) -> Iterator[str]:
+    for label, text in _facts(job, view, now):
+        first, *more = wrapped(text, columns, indent=" " * 14) or [""]
+        yield f"  {label:<12}{first.strip()}"
+        yield from more
+
+
+def _facts(job: Json, view: Json, now: float) -> Iterator[tuple[str, str]]:
+    nodes, spares = job.get("nodes") or [], job.get("spares") or 0
+    if nodes:
+        yield "nodes", f"{hosts(nodes)} ({len(nodes)}{_spares(spares)})"
+    for attempt in view.get("attempts") or ():
+        yield "attempt", _attempt(attempt, now)
+    if job.get("step") is not None:
+        yield "step", f"{job['step']}, {ago(job.get('step_at'), now)}"
+    yield "checkpoint", _checkpoint(job, now)
+    if job.get("restarts"):
+        yield "restarts", str(job["restarts"])
+    if job.get("run_dir"):
+        yield "run folder", str(job["run_dir"])
+    end = f", ended {ago(job['finished_at'], now)}" if job.get("finished_at") else ""
+    yield "submitted", f"{ago(job.get('created_at'), now)}{end}"
+
+
+def _spares(spares: Any) -> str:
+    """``spares`` is a number, or the list of nodes that wait."""
+    if isinstance(spares, (list, tuple)):
+        return f" and {hosts(spares)} spare" if spares else ""
+    return f" of which {spares} spare" if spares else ""
+
+
+def _attempt(attempt: Json, now: float) -> str:
+    text = f"{attempt.get('number')}: Slurm job {attempt.get('slurm_job_id') or 'not known yet'}"
+    if attempt.get("nodes"):
+        text += f" on {hosts(attempt['nodes'])}"
+    for word, key in (("without", "excluded"), ("barred", "barred")):
+        if attempt.get(key):
+            text += f", {word} {hosts(attempt[key])}"
+    if attempt.get("ended_at"):
+        return text + f", ended {ago(attempt['ended_at'], now)}: {attempt.get('end_reason') or 'no reason is recorded'}"
+    return text + (f", started {ago(attempt['started_at'], now)}" if attempt.get("started_at") else ", waiting")
+
+
+def _checkpoint(job: Json, now: float) -> str:
+    checkpoint = job.get("checkpoint")
+    if not checkpoint:
+        return "none yet"
+    return f"step {checkpoint.get('step')} (epoch {checkpoint.get('epoch')}), {ago(checkpoint.get('at'), now)}"
+
+
+def _launches(launches: Sequence[Json], now: float, columns: int) -> Iterator[str]:
+    if launches:
+        yield ""
+        yield "launches"
+    for launch in launches:
+        yield from wrapped(_launch(launch, now), columns)
+
+
+def _launch(launch: Json, now: float) -> str:
+    text = f"epoch {launch.get('epoch')} on {hosts(launch.get('nodes') or ())}: "
+    resumed = launch.get("resume_step")
+    text += "from the beginning" if resumed is None else f"from step {resumed}"
+    if launch.get("last_step") is not None:
+        text += f" to {launch['last_step']}"
+    if not launch.get("ended_at"):
+        return text + f", started {ago(launch.get('started_at'), now)}"
+    lasted = span(launch["ended_at"] - launch["started_at"])
+    return text + f", ended after {lasted}: {launch.get('end_reason') or 'no reason is recorded'}"
+
+
+def _newest(incidents: Sequence[Json]) -> list[Json]:
+    return sorted(incidents, key=lambda item: float(item.get("detected_at") or 0), reverse=True)[:_SHOWN_INCIDENTS]
+
+
+def _incident(incident: Json, now: float, columns: int) -> Iterator[str]:
+    yield ""
+    yield from wrapped(_verdict(incident), columns, indent="")
+    yield from wrapped(str(incident.get("summary") or "not diagnosed yet"), columns)
+    yield from wrapped(_moments(incident, now), columns)
+    evidence = sorted(incident.get("evidence") or (), key=_weight)
+    for item in evidence[:_SHOWN_EVIDENCE]:
+        yield from _evidence(item, columns)
+    if len(evidence) > _SHOWN_EVIDENCE:
+        yield f"    and {len(evidence) - _SHOWN_EVIDENCE} more pieces of evidence (--json shows all)"
+
+
+def _verdict(incident: Json) -> str:
+    text = f"incident {incident.get('id')}: {incident.get('class') or 'not diagnosed yet'}"
+    if incident.get("blame"):
+        text += f", blame {incident['blame']}"
+    if incident.get("nodes"):
+        text += f" {hosts(incident['nodes'])}"
+    if incident.get("ranks"):
+        text += f", ranks {_ranks(incident['ranks'])}"
+    if incident.get("confidence"):
+        text += f", confidence {incident['confidence']}"
+    return text + (f" -> {incident['action']}" if incident.get("action") else "")
+
+
+def _ranks(ranks: Sequence[Any]) -> str:
+    shown = ",".join(str(rank) for rank in ranks[:12])
+    return shown + (f" and {len(ranks) - 12} more" if len(ranks) > 12 else "")
+
+
+def _moments(incident: Json, now: float) -> str:
+    start = incident.get("detected_at")
+    if not isinstance(start, (int, float)):
+        return "detected at an unknown time"
+    told = [f"{word} +{span(incident[f'{word}_at'] - start)}" for word in _MOMENTS if incident.get(f"{word}_at")]
+    return ", ".join([f"detected {ago(start, now)}", *told])
+
+
+def _weight(item: Json) -> int:
+    return {"root": 0, "context": 1, "victim": 2}.get(str(item.get("role")), 1)
+
+
+def _evidence(item: Json, columns: int) -> Iterator[str]:
+    rank = f" rank {item['rank']}" if item.get("rank") is not None else ""
+    place = f"{item.get('file')}:{item.get('line')}" if item.get("file") else ""
+    words = [
+        str(item.get("role") or ""),
+        str(item.get("signature") or ""),
+        f"{item.get('node') or ''}{rank}".strip(),
+        place,
+    ]
+    count = f" (seen {item['count']} times)" if (item.get("count") or 1) > 1 else ""
+    yield from wrapped("  ".join(plain(word) for word in words if word) + count, columns, indent="  - ")
+    yield from wrapped(str(item.get("text") or ""), columns, indent="    ")
+
+
+def _pending(intents: Sequence[Json], now: float, columns: int) -> Iterator[str]:
+    pending = [intent for intent in intents if intent.get("state") in _PENDING]
+    if pending:
+        yield ""
+        yield "under way"
+    for intent in pending:
+        tries = f", tried {intent['tries']} times" if (intent.get("tries") or 0) > 1 else ""
+        since = ago(intent.get("created_at"), now)
+        yield from wrapped(f"{intent.get('kind')} ({plain(intent.get('key'))}), wanted {since}{tries}", columns)
+    yield ""
+
+
+def next_command(job: Json, incidents: Sequence[Json]) -> str:
+    """Return the command that a person most likely wants next."""
+    number, state = job.get("id"), str(job.get("state"))
+    if state == "queued":
+        return (
+            f"squeue --start -j {job['slurm_job_id']}"
+            if job.get("slurm_job_id")
+            else f"transom events --job {number} -f"
+        )
+    if state == "running":
+        return f"transom logs {number} -f"
+    if state == "completed":
+        return f"transom ckpt list {number}"
+    newest = next(iter(_newest(incidents)), {})
+    if state == "failed" and newest.get("blame") == "program":
+        rank = next((f" --rank {rank}" for rank in newest.get("ranks") or ()), "")
+        return f"transom logs {number}{rank}; correct the program, then submit again"
+    return f"transom events --job {number}" + ("" if state in ("failed", "cancelled", "held") else " -f")

@@ -1,0 +1,138 @@
+"""The ``transom`` command: help, sub-commands loaded when they are used, and how every error ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+
+from transom_cli.text import plain
+from transomd import __version__
+from transomd.errors import SpecError
+from transomd.words import ExitCode
+
+DEBUG = "TRANSOM_DEBUG"
+
+EPILOG = """\b
+Examples:
+  transom submit job.yaml                     hand a training job over
+  transom submit job.yaml --dry-run           show what would be submitted
+  transom status                              all jobs; transom status demo: why
+  transom logs demo -f                        what the ranks print, across restarts
+  transom drain 'gpu-[1-4,7]' --reason 'fan'  take nodes out of service
+
+\b
+JOB is a job's id or its name; NODES is a host list such as gpu-[1-4,7].
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no answer, 4 not allowed, 5 not
+found, 6 unhealthy, 7 unknown, 8 the job failed (docs/operate.md).
+
+\b
+The daemon's socket: --socket, else $TRANSOM_SOCKET.
+Completion for bash: eval "$(_TRANSOM_COMPLETE=bash_source transom)"
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A sub-command as the help shows it, and the module that holds it under the same name."""
+
+    help: str
+    module: str
+    section: str
+
+
+ENTRIES: Mapping[str, Entry] = {
+    "submit": Entry("Submit a job.", "submit", "Jobs"),
+    "status": Entry("Show all jobs, or one and why it stands where it stands.", "status", "Jobs"),
+    "logs": Entry("Show what a job's ranks printed.", "logs", "Jobs"),
+    "events": Entry("Show what transom saw, decided and did.", "events", "Jobs"),
+    "cancel": Entry("Cancel jobs.", "cancel", "Jobs"),
+    "ckpt": Entry("List and verify checkpoints.", "ckpt", "Jobs"),
+    "diagnose": Entry("Say from log files what failed, and whose fault it is.", "diagnose", "Jobs"),
+    "nodes": Entry("Show nodes, their checks and who drained them.", "nodes", "Nodes"),
+    "drain": Entry("Take nodes out of service.", "drain", "Nodes"),
+    "undrain": Entry("Put nodes that transom drained back into service.", "drain", "Nodes"),
+    "sandbox": Entry("Run a private Slurm on this machine, to try things out.", "sandbox", "Trying out"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a sub-command only when it is called, so that help and completion are fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the help."""
+        return list(ENTRIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one sub-command; None if there is none of that name."""
+        entry = ENTRIES.get(cmd_name)
+        if entry is None:
+            return None
+        module = importlib.import_module(f"transom_cli.commands.{entry.module}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sub-commands by section, without importing any."""
+        for section in dict.fromkeys(entry.section for entry in ENTRIES.values()):
+            with formatter.section(section):
+                formatter.write_dl([(name, entry.help) for name, entry in ENTRIES.items() if entry.section == section])
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="transom", message="%(prog)s %(version)s")
+@click.option("--socket", metavar="PATH|URL", default="", help="Where transomd listens.")
+@click.pass_context
+def cli(ctx: click.Context, socket: str) -> None:
+    """Keep large training jobs training, on Slurm."""
+    ctx.obj = socket
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command and exit with one of :class:`transomd.words.ExitCode`."""
+    sys.exit(run(args))
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code, with every error told on standard error."""
+    try:
+        code = cli.main(args, prog_name="transom", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except click.exceptions.Abort:
+        return ExitCode.INTERRUPTED
+    except click.UsageError as error:
+        error.show()
+        return ExitCode.USAGE
+    except BrokenPipeError:
+        # Whoever read the output has gone, which is their choice; nothing must be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        return _tell(error)
+
+
+def _tell(error: Exception) -> int:
+    """Print an error as people need it, and return its exit code."""
+    hint = getattr(error, "hint", None)
+    if hint is None:
+        print(f"transom: a fault in transom itself: {type(error).__name__}: {plain(error)}", file=sys.stderr)
+        print(f"  please report it with the output of the same command with {DEBUG}=1 before it", file=sys.stderr)
+        return ExitCode.ERROR
+    print(f"transom: {plain(error)}", file=sys.stderr)
+    for fault in error.faults if isinstance(error, SpecError) else ():
+        print(f"  {plain(fault)}", file=sys.stderr)
+    if hint:
+        print(f"  next: {plain(hint)}", file=sys.stderr)
+    return int(getattr(error, "exit_code", ExitCode.ERROR))
+
+
+if __name__ == "__main__":
+    main()
