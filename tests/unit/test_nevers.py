@@ -12,8 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,13 @@ def modules(root: Path) -> dict[str, Path]:
 def imports(module: str, path: Path) -> list[Import]:
     """Every import in a file, with relative names resolved and ``from a import b`` told as ``a`` and ``a.b``."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return list(_imports(ast.parse(path.read_text(encoding="utf-8"), str(path)), package, True))
+    return _imports_in(path.read_text(encoding="utf-8"), package)
+
+
+@cache
+def _imports_in(text: str, package: str) -> list[Import]:
+    """Kept by the text, since the copies that the tests make differ in a file or two."""
+    return list(_imports(ast.parse(text), package, True))
 
 
 def _imports(node: ast.AST, package: str, at_import: bool) -> Iterator[Import]:
@@ -85,8 +92,17 @@ def _names(node: ast.AST, package: str) -> Iterator[str]:
         base = ".".join([*above, *filter(None, [node.module])])
         yield base
         yield from (f"{base}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
+    elif isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
         yield from (str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+
+
+def _last_name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def graph(root: Path) -> dict[str, list[Import]]:
+    """What every module of the four packages imports."""
+    return {module: imports(module, path) for module, path in modules(root).items()}
 
 
 def within(name: str, *roofs: str) -> bool:
@@ -94,17 +110,15 @@ def within(name: str, *roofs: str) -> bool:
     return any(name == roof or name.startswith(f"{roof}.") for roof in roofs)
 
 
-def closure(root: Path, start: str) -> dict[str, str]:
-    """The project's modules that importing ``start`` runs, each with the one that asked for it first."""
-    known = modules(root)
-    reached = {start: start} if start in known else {}
-    waiting = list(reached)
+def closure(tree: Mapping[str, list[Import]], start: str) -> set[str]:
+    """The project's modules that importing ``start`` runs, itself among them."""
+    reached, waiting = {start}, [start]
     while waiting:
         module = waiting.pop()
-        wanted = [found.name for found in imports(module, known[module]) if found.at_import]
+        wanted = [found.name for found in tree[module] if found.at_import]
         for name in [*wanted, *_above(module), *(parent for want in wanted for parent in _above(want))]:
-            if name in known and name not in reached:
-                reached[name] = module
+            if name in tree and name not in reached:
+                reached.add(name)
                 waiting.append(name)
     return reached
 
@@ -116,19 +130,19 @@ def _above(module: str) -> list[str]:
 
 def directly(root: Path, where: Callable[[str], bool], *banned: str) -> Iterator[str]:
     """Imports of something banned in the modules that ``where`` picks, wherever in the file they stand."""
-    for module, path in modules(root).items():
+    for module, found in graph(root).items():
         if where(module):
-            bad = {(found.line, found.name) for found in imports(module, path) if within(found.name, *banned)}
-            yield from (f"{path.relative_to(root)}:{line}: {module} imports {name}" for line, name in sorted(bad))
+            bad = {(one.line, one.name) for one in found if within(one.name, *banned)}
+            yield from (f"{module}:{line}: {module} imports {name}" for line, name in sorted(bad))
 
 
 def along_the_way(root: Path, where: Callable[[str], bool], *banned: str) -> Iterator[str]:
     """Imports of something banned by a module that one of those picked pulls in when it is imported."""
-    known = modules(root)
-    for start in filter(where, known):
-        for module in closure(root, start):
-            bad = sorted({i.name for i in imports(module, known[module]) if i.at_import and within(i.name, *banned)})
-            if bad and module != start:
+    tree = graph(root)
+    for start in filter(where, tree):
+        for module in sorted(closure(tree, start) - {start}):
+            bad = sorted({one.name for one in tree[module] if one.at_import and within(one.name, *banned)})
+            if bad:
                 yield f"{start} pulls in {module}, which imports {', '.join(bad)}"
 
 
@@ -171,7 +185,7 @@ def outer_parts_keep_out_of_the_operator(root: Path) -> Iterator[str]:
 
 def pyslurm_has_one_importer(root: Path) -> Iterator[str]:
     """Pyslurm's calls can hang with the interpreter lock held, so one file holds all of them."""
-    importers = [m for m, path in modules(root).items() if any(within(i.name, "pyslurm") for i in imports(m, path))]
+    importers = [m for m, found in graph(root).items() if any(within(one.name, "pyslurm") for one in found)]
     if len(importers) > 1:
         yield f"pyslurm is imported by {', '.join(importers)}"
 
@@ -187,8 +201,13 @@ def packages_are_typed_and_described(root: Path) -> Iterator[str]:
                 yield f"{directory.relative_to(root)} has no __init__.py"
     for module, path in modules(root).items():
         public = not any(part.startswith("_") for part in module.split("."))
-        if public and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))):
+        if public and not _docstring(path.read_text(encoding="utf-8")):
             yield f"{path.relative_to(root)} has no docstring"
+
+
+@cache
+def _docstring(text: str) -> str | None:
+    return ast.get_docstring(ast.parse(text))
 
 
 def _joined(*parts: tuple[str, str, str]) -> re.Pattern[str]:
@@ -228,9 +247,9 @@ def written_files(root: Path) -> Iterator[Path]:
     """Every text that people wrote: the source folders and the files at the top."""
     for top in SOURCES:
         for directory, inner, names in os.walk(root / top):
-            inner[:] = [name for name in inner if name != "__pycache__"]
-            yield from (Path(directory, name) for name in sorted(names) if not name.endswith(".pyc"))
-    yield from (path for path in sorted(root.iterdir()) if path.is_file())
+            inner[:] = [name for name in inner if name != "__pycache__" and not name.startswith(".")]
+            yield from (Path(directory, name) for name in sorted(names))
+    yield from (path for path in sorted(root.iterdir()) if path.is_file() and path.name != ".coverage")
 
 
 NEWLY_LOADED = """
