@@ -7,16 +7,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from importlib import resources
+from importlib import import_module, resources
 from typing import Any
 
 from transomd.words import Action, Blame, FailureClass, Role
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+_toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]{4,40})(?: GPU-I:\d+)?\): (?P<code>\d{1,4})\b")
 _XID_ANCHOR = "NVRM: Xid"
 
@@ -75,12 +71,10 @@ class Catalogue:
             return replace(signature, role=Role.CONTEXT, blame=Blame.UNKNOWN, action=Action.NONE)
         return signature
 
-    @cached_property
-    def prefilter(self) -> re.Pattern[bytes]:
-        """Finds every place in raw bytes where a signature could match; whatever it passes over matches none."""
-        anchors = {anchor for signature in self.signatures for anchor in signature.anchors} | {_XID_ANCHOR}
-        fewest = {one for one in anchors if not any(other in one for other in anchors - {one})}
-        return re.compile("|".join(re.escape(one) for one in sorted(fewest)).encode())
+    @property
+    def anchors(self) -> frozenset[str]:
+        """Every text of which a line must hold one, or it matches nothing."""
+        return frozenset(anchor for one in self.signatures for anchor in one.anchors) | {_XID_ANCHOR}
 
 
 @lru_cache(maxsize=1)
@@ -91,9 +85,10 @@ def load() -> Catalogue:
 
 def parse(text: str) -> Catalogue:
     """Read a catalogue. Raises ValueError naming the signature that is wrong."""
-    data = tomllib.loads(text)
+    data = _toml.loads(text)
     xids = dict(_xid_entries(data.get("xid", [])))
-    only = {code: re.compile(entry["only"]) for entry in data.get("xid", []) if "only" in entry for code in _codes(entry)}
+    limited = [entry for entry in data.get("xid", []) if "only" in entry]
+    only = {code: re.compile(entry["only"]) for entry in limited for code in _codes(entry)}
     return Catalogue(signatures=tuple(map(_signature, data.get("signature", []))), xids=xids, fatal_only=only)
 
 

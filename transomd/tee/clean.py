@@ -1,7 +1,7 @@
 """Makes a raw line fit to be matched and shown: decoded, without escapes, without the printer's prefix, with its time.
 
-Formats of prefixes and time stamps are those of torchrun, srun, pdsh, mpirun, ray, NCCL, glog, Python logging, syslog and
-dmesg, as their own outputs show them.
+Formats of prefixes and time stamps are those of torchrun, srun, pdsh, mpirun, ray, NCCL, glog, Python logging, syslog
+and dmesg, as their own outputs show them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _PREFIXES = (
     re.compile(r"(?P<node>[a-z][\w.-]{0,60}):\d{1,8}:\d{1,8} (?=\[\d+\] )"),
     re.compile(r" {0,5}(?P<rank>\d{1,6}): ?(?=\S|\s{2}|$)"),
 )
-_SYSLOG = re.compile(r"(?:<\d+>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d:\d\d:\d\d) (?P<node>[\w.-]{1,80}) (?:kernel|\S{1,40}\[\d+\]): ")
-_ISO_HOST = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,15}[+-]\d\d:?\d\d (?P<node>[\w.-]{1,80}) (?:kernel|\S{1,40}\[\d+\]): ")
+_SYSLOG = re.compile(
+    r"(?:(?:<\d+>)?[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.]{8,15}[+-]\d\d:?\d\d)"
+    r" (?P<node>[\w.-]{1,80}) (?:kernel|\S{1,40}\[\d+\]): "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def decode(raw: bytes) -> str:
 
 
 def split_prefix(text: str, hosts: Container[str] = ()) -> tuple[Printer, str]:
-    """Take the printer's prefix off a line. ``hosts`` are the nodes of the job, if known: any of them may be a prefix."""
+    """Take the printer's prefix off a line. Any of ``hosts``, the nodes of the job if known, may be one."""
     printer, rest = _one_prefix(text, hosts)
     if printer is NOBODY:
         return printer, rest
@@ -78,12 +80,13 @@ def _one_prefix(text: str, hosts: Container[str]) -> tuple[Printer, str]:
             groups = match.groupdict()
             rank = int(groups["rank"]) if groups.get("rank") else None
             return Printer(groups.get("node") or "", rank, match[0].strip()), text[match.end() :]
-    if match := _SYSLOG.match(text) or _ISO_HOST.match(text):
+    if match := _SYSLOG.match(text):
         return Printer(node=match["node"], label=match["node"]), text[match.end() :]
     return NOBODY, text
 
 
-_MONTHS = {name: number for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+_MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, 1)}
 _ISO = re.compile(r"(20\d\d)[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _GLOG = re.compile(r"(?:^|[\s\[:])[IWEF](\d{3,4}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 _SYSLOG_TIME = re.compile(r"(?:^|[\s\[>])([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?: (20\d\d))?")
@@ -94,7 +97,8 @@ _WHERE = 160
 def find_time(text: str, *, now: float, boot: float | None = None) -> float | None:
     """Return the time stamp near the start of a line as Unix seconds, or None.
 
-    A stamp without zone is local time; one without year lies in the year before ``now``. Seconds since boot need ``boot``.
+    A stamp without zone is local time; one without year lies in the year before ``now``. Seconds since boot need
+    ``boot``.
     """
     head = text[:_WHERE]
     if match := _ISO.search(head):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from transomd.tee.catalogue import Catalogue, Signature, load
 from transomd.tee.clean import MAX_LINE, NOBODY, Printer, decode, find_time, split_prefix
+from transomd.tee.prefilter import compile_prefilter
 from transomd.tee.tracebacks import HEADER, Traceback
 from transomd.tee.types import MAX_TEXT, Chunk, Evidence
 from transomd.words import Action, Blame, FailureClass, Role
@@ -19,12 +21,12 @@ MAX_FILES = 20000
 MAX_OPEN = 64
 """Most tracebacks that are put together at one time in one file."""
 
-_TEMPLATES = 4096
+_SHAPES = 8192
+_LONGEST_SHAPE = 512
 _BEFORE = 1024
-_LOOK_BACK = 4096
+_STAMP = 240
+_LOOK_BACK = 30
 _DIGITS = b"0123456789."
-_BREAK = re.compile(rb"[\r\n]")
-_HEADER = HEADER.encode()
 _NUMBERS = re.compile(r"\d+|0x[0-9a-f]+")
 EXCEPTION = Signature(
     id="PY-EXCEPTION",
@@ -42,20 +44,28 @@ EXCEPTION = Signature(
 class _Stream:
     """What is remembered about one file."""
 
-    __slots__ = ("at", "line", "open", "opened_line")
+    __slots__ = ("at", "lines", "number", "open")
 
     def __init__(self) -> None:
-        self.line = 0
+        self.lines = 0
+        self.number = 0
         self.at: float | None = None
-        self.open: dict[str, tuple[Traceback, Printer, float | None]] = {}
-        self.opened_line = 0
+        self.open: dict[str, _Open] = {}
+
+
+class _Open(NamedTuple):
+    """A traceback that is being put together, who prints it, and when its first line was printed."""
+
+    traceback: Traceback
+    printer: Printer
+    at: float | None
 
 
 class Matcher:
     """Reads chunks of many files. One matcher serves one launch: evidence once seen is not told again, only counted.
 
-    With ``live`` a line without a time stamp is taken to have been printed when it was read; otherwise it gets the time of the
-    nearest line above it that has one.
+    With ``live`` a line without a time stamp is taken to have been printed when it was read; otherwise it gets the time
+    of the nearest line above it that has one.
     """
 
     def __init__(self, catalogue: Catalogue | None = None, *, nodes: Collection[str] = (), live: bool = True) -> None:
@@ -65,8 +75,7 @@ class Matcher:
         self._streams: dict[str, _Stream] = {}
         self._quiet: set[bytes] = set()
         self._seen: dict[tuple[object, ...], Evidence] = {}
-        pattern = self._catalogue.prefilter.pattern
-        self._hits = re.compile(pattern + b"|" + re.escape(_HEADER))
+        self._hits = compile_prefilter(self._catalogue.anchors | {HEADER})
         self.dropped = 0
 
     def feed(self, chunk: Chunk, now: float) -> list[Evidence]:
@@ -77,10 +86,9 @@ class Matcher:
                 return []
             self._streams[chunk.file] = _Stream()
         stream = self._streams[chunk.file]
-        if not stream.open and self._ordinary(chunk.data):
-            stream.line += chunk.data.count(b"\n")
-            return []
-        return list(self._scan(chunk, stream, now))
+        found = list(self._scan(chunk, stream, now))
+        stream.lines += chunk.data.count(b"\n")
+        return found
 
     def flush(self, now: float, quiet_s: float = 1.0) -> list[Evidence]:
         """Return tracebacks to which nothing was added for ``quiet_s`` seconds. Call it on every tick."""
@@ -94,69 +102,77 @@ class Matcher:
         """Return everything found so far, each once, with its count."""
         return list(self._seen.values())
 
-    def _ordinary(self, data: bytes) -> bool:
-        """Whether no line can match: lines that differ only in their numbers are looked at once."""
-        fresh = set(data.translate(None, _DIGITS).split(b"\n")) - self._quiet
-        if not fresh:
-            return True
-        if self._hits.search(b"\n".join(fresh)):
-            return False
-        if len(self._quiet) + len(fresh) <= _TEMPLATES:
-            self._quiet.update(one for one in fresh if len(one) <= 512)
-        return True
-
     def _scan(self, chunk: Chunk, stream: _Stream, now: float) -> Iterator[Evidence]:
-        data, at, first = chunk.data, 0, stream.line
-        counted = 0
-        while at < len(data):
-            start, end, after = self._next_line(data, at, bool(stream.open))
-            if start < 0:
-                break
-            stream.line += data.count(b"\n", counted, start)
-            counted = start
-            self._note_time(data, at, start, end, stream, now)
-            yield from self._line(data[start:end], chunk, stream, now)
-            at = after
-        stream.line = first + data.count(b"\n")
+        shapes = chunk.data.translate(None, _DIGITS).split(b"\n")
+        loud = self._loud(set(shapes))
+        if not loud and not stream.open:
+            return
+        lines, looked_at = chunk.data.split(b"\n"), 0
+        for index, shape in enumerate(shapes):
+            if stream.open or shape in loud:
+                stream.number = stream.lines + index + 1
+                self._note_time(lines[max(looked_at, index - _LOOK_BACK) : index + 1], stream, now)
+                looked_at = index + 1
+                for part in self._parts(lines[index]):
+                    yield from self._line(part, chunk, stream, now)
 
-    def _next_line(self, data: bytes, at: int, every: bool) -> tuple[int, int, int]:
-        """Return where the next line worth a look starts and ends, and where to go on; -1 if there is none."""
-        if every:
-            start = at
-        else:
-            hit = self._hits.search(data, at)
-            if not hit:
-                return -1, -1, -1
-            begin = max(at, hit.start() - _BEFORE)
-            start = max(begin, data.rfind(b"\n", begin, hit.start()) + 1, data.rfind(b"\r", begin, hit.start()) + 1)
-        broken = _BREAK.search(data, start, start + MAX_LINE)
-        end = broken.start() if broken else min(len(data), start + MAX_LINE)
-        return start, end, end + 1 if broken else end
+    def _loud(self, shapes: set[bytes]) -> set[bytes]:
+        """Return those of the lines, numbers taken out, that could match.
 
-    def _note_time(self, data: bytes, at: int, start: int, end: int, stream: _Stream, now: float) -> None:
-        """Keep the newest time stamp at or above the line."""
-        own = find_time(decode(data[start : min(end, start + 240)]), now=now)
-        if own is None and not self._live:
-            above = data[max(at, start - _LOOK_BACK) : start].split(b"\n")[-2:-30:-1]
-            own = next((found for line in above if (found := find_time(decode(line[:240]), now=now)) is not None), None)
+        Lines that differ only in numbers are looked at once: this is what makes an ordinary log cheap.
+        """
+        fresh = shapes - self._quiet
+        if not fresh:
+            return fresh
+        loud = {one for one in fresh if self._hits.search(one)} if self._hits.search(b"\n".join(fresh)) else set()
+        if len(self._quiet) > _SHAPES:
+            self._quiet.clear()
+        self._quiet.update(one for one in fresh - loud if len(one) <= _LONGEST_SHAPE)
+        return loud
+
+    def _parts(self, line: bytes) -> Iterator[bytes]:
+        """Cut a line at carriage returns, and what is still too long around what could match."""
+        if len(line) <= MAX_LINE and b"\r" not in line:
+            yield line
+            return
+        bars = line.rstrip(b"\r").split(b"\r")
+        for bar in bars:
+            if len(bar) <= MAX_LINE:
+                if bar is bars[-1] or self._hits.search(bar):
+                    yield bar
+            else:
+                yield from self._windows(bar)
+
+    def _windows(self, line: bytes) -> Iterator[bytes]:
+        at = 0
+        while hit := self._hits.search(line, at):
+            start = max(at, hit.start() - _BEFORE)
+            at = start + MAX_LINE
+            yield line[start:at]
+
+    def _note_time(self, lines: list[bytes], stream: _Stream, now: float) -> None:
+        """Keep the time of the last line; when reading old files, that of the nearest line above which has one."""
         if self._live:
+            own = _time(lines[-1], now)
             stream.at = own if own is not None and abs(own - now) < 86400 else now
-        elif own is not None:
-            stream.at = own
+            return
+        for line in reversed(lines):
+            if (own := _time(line, now)) is not None:
+                stream.at = own
+                return
 
     def _line(self, raw: bytes, chunk: Chunk, stream: _Stream, now: float) -> Iterator[Evidence]:
         printer, text = split_prefix(decode(raw), self._nodes)
         running = stream.open.get(printer.label)
         if running:
-            if running[0].take(text, now) and not running[0].full:
+            if running.traceback.take(text, now) and not running.traceback.full:
                 return
-            if running[0].ended or running[0].full:
-                yield from self._close(printer.label, chunk.file, stream, chunk.node, chunk.rank)
+            if running.traceback.ended or running.traceback.full:
+                yield from self._close(printer.label, chunk.file, stream)
         if text.endswith(HEADER) and len(stream.open) < MAX_OPEN:
-            opened = Traceback(stream.line + 1, now)
-            stream.open[printer.label] = (opened, _whole(printer, chunk), stream.at)
-            return
-        if found := self._catalogue.find(text):
+            started = Traceback(stream.number, now)
+            stream.open[printer.label] = _Open(started, _whole(printer, chunk), stream.at)
+        elif found := self._catalogue.find(text):
             signature, match = found
             yield from self._keep(self._make(signature, match, text, _whole(printer, chunk), chunk.file, stream))
 
@@ -179,7 +195,7 @@ class Matcher:
             peer_nodes=(peer_node,) if peer_node else (),
             peer_ranks=(int(peer_rank),) if peer_rank else (),
             file=file,
-            line=stream.line + 1,
+            line=stream.number,
         )
 
     def _keep(self, found: Evidence) -> Iterator[Evidence]:
@@ -194,26 +210,27 @@ class Matcher:
 
     def _close_old(self, file: str, before: float) -> Iterator[Evidence]:
         stream = self._streams[file]
-        for label in [label for label, (one, _, _) in stream.open.items() if one.touched <= before]:
+        for label in [label for label, one in stream.open.items() if one.traceback.touched <= before]:
             yield from self._close(label, file, stream)
 
-    def _close(
-        self, label: str, file: str, stream: _Stream, node: str = "", rank: int | None = None
-    ) -> Iterator[Evidence]:
+    def _close(self, label: str, file: str, stream: _Stream) -> Iterator[Evidence]:
         done, printer, at = stream.open.pop(label)
-        if not done.exceptions:
-            return
-        signature, match = self._classify(done.exceptions)
-        made = self._make(signature, match, done.text(), printer, file, stream)
-        yield from self._keep(replace(made, line=done.line, at=at))
+        if done.exceptions:
+            signature, match = self._classify(done.exceptions)
+            made = self._make(signature, match, done.text(), printer, file, stream)
+            yield from self._keep(replace(made, line=done.line, at=at))
 
     def _classify(self, exceptions: list[str]) -> tuple[Signature, re.Match[str] | None]:
-        """Class an exception by the inner text of its chain: a root cause that is known first, then whether it is a victim's."""
+        """Class an exception by the inner text of its chain: first a known root cause, then a victim's words."""
         found = [hit for hit in map(self._catalogue.find, exceptions) if hit and hit[0].id != "PY-GENERIC"]
         roots = [hit for hit in found if hit[0].role is Role.ROOT]
         if roots:
             return roots[0]
         return found[0] if found else (EXCEPTION, None)
+
+
+def _time(line: bytes, now: float) -> float | None:
+    return find_time(decode(line[:_STAMP]), now=now)
 
 
 def _whole(printer: Printer, chunk: Chunk) -> Printer:

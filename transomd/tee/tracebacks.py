@@ -70,7 +70,7 @@ class Traceback:
             self._frames[-1].append(text.strip())
 
     def text(self) -> str:
-        """The exception line, and below it the last frames: at least the innermost, and the innermost of the user's own."""
+        """The exception line, and below it the last frames of the user's own files, and the innermost of all."""
         own = [frame for frame in self._frames if not any(part in frame[0] for part in _ELSEWHERE)]
         chosen = [frame for frame in self._frames if frame in (own[-2:] or [])] or self._frames[-2:]
         if self._frames and self._frames[-1] not in chosen:

@@ -46,7 +46,7 @@ class Evidence:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """Read what :meth:`to_json` wrote, by a possibly newer or hostile sender: unknown keys are dropped, text is cut.
+        """Read what :meth:`to_json` wrote, maybe by a newer or hostile sender: unknown keys are dropped, text is cut.
 
         The result is always ``forgeable``; our own database is read with ``wire.read_evidence(data, trusted=True)``.
         Raises ValueError on a wrong type or an unknown word.
@@ -58,10 +58,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Bytes that came to one file: whole lines, but for the last at the very end and for lines longer than a chunk.
+    """Bytes that came to one file: whole lines, but for the very last one and for lines longer than a chunk.
 
-    ``node`` and ``rank`` say who writes the file, where that is known. ``fresh`` is set on the first chunk of a file that is new,
-    or that was truncated or replaced: its lines count from 1.
+    ``node`` and ``rank`` say who writes the file, where that is known. ``fresh`` is set on the first chunk of a file
+    that is new, or that was truncated or replaced: its lines count from 1.
     """
 
     file: str
@@ -73,8 +73,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What failed, whose fault it is and what to do. ``nodes`` and ``ranks`` are those blamed, or, with blame
-    ``unknown``, empty. ``drainable`` nodes are those of ``nodes`` that evidence no user can forge confirms.
+    """What failed, whose fault it is and what to do. ``nodes`` are those blamed: with blame ``unknown`` there are none,
+    while ``ranks`` may then still name those to look at. ``drainable`` nodes are those of ``nodes`` that evidence no user
+    can forge confirms. ``evidence`` begins with the piece that decided.
     """
 
     failure_class: FailureClass

@@ -1,4 +1,4 @@
-"""Reads evidence and verdicts that came over a wire or out of the database: bounded, checked, never trusted by default."""
+"""Reads evidence and verdicts from a wire or the database: bounded, checked, never trusted by default."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_evidence(data: Mapping[str, Any], *, trusted: bool = False) -> Evidence
 
 
 def read_verdict(data: Mapping[str, Any], *, trusted: bool = False) -> Verdict:
-    """Read what :meth:`Verdict.to_json` wrote. Without ``trusted`` no node in it is drainable. Raises ValueError as above."""
+    """Read what :meth:`Verdict.to_json` wrote. Without ``trusted`` no node is drainable. Raises ValueError as above."""
     _require_mapping(data)
     evidence = _list(data, "evidence")[:MAX_EVIDENCE]
     return Verdict(
@@ -71,7 +71,7 @@ def _require_mapping(data: object) -> None:
 
 
 def plain(text: str, limit: int = MAX_TEXT) -> str:
-    """Return text that can be stored, encoded and shown: no lone surrogates, no control characters, at most ``limit`` long."""
+    """Return text that can be stored and shown: no lone surrogates, no control characters, at most ``limit`` long."""
     sound = text[: limit * 2].encode("utf-8", "replace").decode("utf-8")
     return "".join(char if char.isprintable() or char == "\n" else " " for char in sound)[:limit]
 
