@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,7 +40,7 @@ def explained(url: URL, operation: str) -> Iterator[None]:
     """Turn what a driver or SQLAlchemy raises within into a :class:`StoreError` with cause and next command."""
     try:
         yield
-    except (SQLAlchemyError, OverflowError) as error:
+    except (SQLAlchemyError, sqlite3.Error, OverflowError) as error:
         raise _explain(url, operation, error) from error
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import ArgumentError
 
 from transom_sql.causes import BUSY_SECONDS, explained
@@ -15,6 +19,7 @@ from transom_sql.store import StoreError
 from transom_sql.tables import to_json
 
 _PRAGMAS = ("foreign_keys=ON", "synchronous=FULL", f"busy_timeout={BUSY_SECONDS * 1000}")
+_LOOK_AGAIN = 0.02  # seconds
 _EXAMPLE = "write the URL as sqlite:////var/lib/transom/transom.db"
 
 
@@ -56,17 +61,23 @@ def settle(engine: Engine) -> None:
     file = sqlite_file(engine.url)
     if file is None:
         return
-    with explained(engine.url, "open the database"):
-        connection = engine.raw_connection()
-        try:
-            cursor = connection.cursor()
-            cursor.execute("PRAGMA journal_mode=WAL")
-            mode = cursor.fetchone()
-        finally:
-            connection.close()
-    if mode is None or mode[0] != "wal":
+    with explained(engine.url, "open the database"), closing(engine.raw_connection()) as connection:
+        mode = _write_ahead(connection.cursor(), time.monotonic() + BUSY_SECONDS)
+    if mode != "wal":
         raise _refused(file, "its file system cannot hold a write-ahead log; use a local disk", "df -T {folder}")
     _make_private(file)
+
+
+def _write_ahead(cursor: DBAPICursor, deadline: float) -> str:
+    """Switch to a write-ahead log; return the mode that SQLite is in. For this one lock SQLite itself does not wait."""
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return str(cursor.fetchall()[0][0])
+        except sqlite3.OperationalError as error:
+            if "is locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_AGAIN)
 
 
 def _parse(url: str) -> URL:

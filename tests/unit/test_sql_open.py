@@ -204,6 +204,24 @@ def test_a_writer_that_waits_too_long_says_for_whom(file: Path, monkeypatch: pyt
     store.close()
 
 
+def test_opening_waits_for_another_that_opens(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    monkeypatch.setattr(connecting, "BUSY_SECONDS", 0)
+    assert "another process" in str(refusal(file))
+    monkeypatch.undo()
+    waited: list[float] = []
+
+    def let_go(seconds: float) -> None:
+        waited.append(seconds)
+        other.execute("ROLLBACK")
+
+    monkeypatch.setattr("transom_sql.connect.time.sleep", let_go)
+    open_store(url(file)).close()
+    assert len(waited) == 1
+    other.close()
+
+
 FULL_DISK = """
 import sys
 from transom_sql.engine import open_store
