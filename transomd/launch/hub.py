@@ -88,7 +88,7 @@ class Hub:
         answers = await asyncio.gather(
             *(self.ask(node, what, timeout_s, **arguments) for node in names), return_exceptions=True
         )
-        return dict(zip(names, answers, strict=True))  # type: ignore[arg-type]
+        return dict(zip(names, answers, strict=True))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from transom_slurm.states import drain_refusal
 from transom_slurm.types import SlurmNode
 from transom_sql.records import Intent
+
 from transomd.settings import DrainSettings
 from transomd.tol.view import SlurmView
 from transomd.words import IntentKind, IntentState
@@ -55,9 +57,7 @@ def admit_drains(
     return Admission(granted=tuple(granted), refused=tuple(refused))
 
 
-def _refusal(
-    proposal: Intent, history: Sequence[Intent], slurm: SlurmView, budget: DrainSettings, now: float
-) -> str:
+def _refusal(proposal: Intent, history: Sequence[Intent], slurm: SlurmView, budget: DrainSettings, now: float) -> str:
     if not budget.enabled:
         return "draining is switched off (drain.enabled = false)"
     nodes = slurm.nodes
@@ -66,14 +66,12 @@ def _refusal(
     node = nodes.get(str(proposal.args["node"]))
     if node is None:
         return "Slurm does not know the node"
-    if node.status.reserved_for_people:
-        return f"the node is {node.state_text} already ({node.reason or 'no reason given'}); left as it is"
+    if drain_refusal(node):
+        return f"{drain_refusal(node)}; left as it is"
     return _budget(proposal, history, nodes.values(), budget, now)
 
 
-def _budget(
-    proposal: Intent, history: Sequence[Intent], nodes: object, budget: DrainSettings, now: float
-) -> str:
+def _budget(proposal: Intent, history: Sequence[Intent], nodes: object, budget: DrainSettings, now: float) -> str:
     drains = [i for i in history if i.kind == IntentKind.DRAIN and i.state in (IntentState.PENDING, IntentState.DONE)]
     recent = sum(1 for i in drains if now - i.created_at < 3600)
     if recent >= budget.per_hour:
@@ -86,5 +84,7 @@ def _budget(
     still = sum(1 for n in fleet if n.name in ours and n.status.drain)
     ceiling = max(1, int(budget.max_fraction * len(fleet)))
     if still >= ceiling:
-        return f"{still} nodes are drained by transom (drain.max_fraction = {budget.max_fraction} of {len(fleet)} nodes)"
+        return (
+            f"{still} nodes are drained by transom (drain.max_fraction = {budget.max_fraction} of {len(fleet)} nodes)"
+        )
     return ""

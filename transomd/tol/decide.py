@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from transom_slurm.nodesets import fold
 from transom_sql.records import Attempt, Launch
+
 from transomd.settings import Settings
 from transomd.tol import facts, gate, recover
 from transomd.tol.transitions import check_move
@@ -25,12 +26,14 @@ def decide(view: JobView, world: World, settings: Settings, now: float) -> Decis
     if view.state.final:
         return stay(view)
     changes, launches = facts.absorb(view)
-    absorbed = replace(view, job=replace(view.job, **changes), launches=_merged(view, launches)) if changes or launches else view
+    absorbed = (
+        replace(view, job=replace(view.job, **changes), launches=_merged(view, launches))
+        if changes or launches
+        else view
+    )
     decision = _decide(absorbed, world, settings, now)
     check_move(view.state, decision.state)
-    return replace(
-        decision, job={**changes, **decision.job}, launches=(*launches, *decision.launches)
-    )
+    return replace(decision, job={**changes, **decision.job}, launches=(*launches, *decision.launches))
 
 
 def _merged(view: JobView, changed: tuple[Launch, ...]) -> tuple[Launch, ...]:
@@ -50,7 +53,11 @@ def _first_attempt(view: JobView, now: float) -> Decision:
     tag = f"{view.job.name}.tr-{view.job.token_sha256[:8]}-1"
     attempt = Attempt(job_id=view.job.id, number=1, tag=tag, created_at=now)
     return stay(
-        view, "submitting to Slurm", job={"attempt": 1}, attempts=(attempt,), intents=(recover.submit_intent(attempt, now),)
+        view,
+        "submitting to Slurm",
+        job={"attempt": 1},
+        attempts=(attempt,),
+        intents=(recover.submit_intent(attempt, now),),
     )
 
 

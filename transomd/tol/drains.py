@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transom_slurm.types import SlurmNode
 from transom_sql.records import Incident, Intent
+
 from transomd.settings import Settings
 from transomd.tol.view import SlurmView
 from transomd.words import CheckMode, IntentKind, IntentState
@@ -53,5 +54,9 @@ def drain_intent(incident: Incident, node: str, check: str, now: float) -> Inten
         created_at=now,
         job_id=incident.job_id,
         incident_id=incident.id,
-        args={"node": node, "check": check, "reason": f"transom[{check}] job={incident.job_id} ev={incident.id} {summary}"},
+        args={
+            "node": node,
+            "check": check,
+            "reason": f"transom[{check}] job={incident.job_id} ev={incident.id} {summary}",
+        },
     )

@@ -9,6 +9,7 @@ from typing import Any
 from transom_slurm.nodesets import fold
 from transom_slurm.types import SlurmJob
 from transom_sql.records import Attempt, Event, Incident, Launch
+
 from transomd.api.wire import LauncherReport, LaunchReport
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
@@ -254,9 +255,7 @@ def allocation_lost(view: JobView, world: World, settings: Settings, now: float)
     return None
 
 
-def allocation_ended(
-    view: JobView, world: World, job: SlurmJob | Absence, settings: Settings, now: float
-) -> Decision:
+def allocation_ended(view: JobView, world: World, job: SlurmJob | Absence, settings: Settings, now: float) -> Decision:
     """Decide what an ended or vanished Slurm job means."""
     report = fitting_report(view)
     if report is not None and report.phase == LauncherPhase.DONE:

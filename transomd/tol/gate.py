@@ -7,6 +7,7 @@ from dataclasses import replace
 from transom_slurm.nodesets import fold
 from transom_slurm.types import SlurmJob
 from transom_sql.records import Attempt, Event, Incident
+
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tol import facts

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transom_sql.records import Incident, Launch
+
 from transomd.spec import PolicySpec
 from transomd.tee.types import Verdict
 from transomd.words import Action, Blame, FailureClass
@@ -62,9 +63,7 @@ class Plan:
     why: str = ""
 
 
-def make_plan(
-    verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[Launch], policy: PolicySpec
-) -> Plan:
+def make_plan(verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[Launch], policy: PolicySpec) -> Plan:
     """Answer a verdict. ``earlier`` are the job's incidents before this one, ``launches`` all that have ended or run."""
     action = _rule(verdict, _times_seen(verdict, earlier)).action
     if action is Action.STOP and _user_budget_left(verdict, earlier, policy):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from transom_slurm.nodesets import fold
 from transom_slurm.types import SlurmJob
 from transom_sql.records import Attempt, Incident, Intent
+
 from transomd.settings import Settings
 from transomd.tee import detect
 from transomd.tee.types import Evidence, Verdict
@@ -94,7 +95,8 @@ def _verdict(view: JobView, incident: Incident, world: World, job: SlurmJob | Ab
     if incident.data.get("detected_by") == "launcher-silent" and host:
         evidence.append(detect.heartbeat_lost(host, since=view.report_at, at=incident.detected_at))
     nodes = view.attempt.nodes
-    evidence += detect.from_slurm_nodes([world.slurm.nodes[n] for n in nodes if n in (world.slurm.nodes or {})], now)
+    known = world.slurm.nodes or {}
+    evidence += detect.from_slurm_nodes([known[n] for n in nodes if n in known], now)
     if isinstance(job, SlurmJob) and facts.ended(job):
         evidence += detect.from_slurm_job(job, prolog_failed=facts.prolog_failed(view, world, job))
     for node in nodes:

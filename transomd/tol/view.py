@@ -9,6 +9,7 @@ from typing import Any
 
 from transom_slurm.types import SlurmJob, SlurmNode
 from transom_sql.records import Attempt, Event, Incident, Intent, Job, Launch, NodeRecord
+
 from transomd.api.wire import LauncherReport, LaunchReport
 from transomd.health.types import CollectiveReport, NodeReport
 from transomd.spec import JobSpec

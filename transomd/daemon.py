@@ -1,0 +1,172 @@
+"""``transomd``: builds the parts and joins them. The only place that knows them all."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from transom_slurm.commands import CommandClient, Deadlines
+from transom_sql.engine import open_store
+from transom_sql.store import StoreError
+
+from transomd import __version__
+from transomd.api.server import Api, Server
+from transomd.errors import SpecError, TransomError
+from transomd.log import set_up
+from transomd.settings import Settings, load_settings
+from transomd.tol.act import Actor
+from transomd.tol.loop import Operator
+from transomd.tol.manual import Hands
+from transomd.tol.observe import Observer
+from transomd.tol.reach import Reach
+from transomd.words import ExitCode
+
+log = logging.getLogger("transom.daemon")
+
+
+@contextlib.contextmanager
+def only_one(state_dir: Path) -> Iterator[None]:
+    """Hold the lock of a state directory: two daemons on one state would act twice. Raises TransomError."""
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = open(state_dir / "lock", "w")  # noqa: SIM115 - held until the end
+    except OSError as error:
+        raise TransomError(
+            f"opening the state directory {state_dir}: {error.strerror}", hint=f"ls -ld {state_dir}"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise TransomError(f"another transomd runs on {state_dir}", hint="transom status") from error
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+def notify_systemd(state: str) -> None:
+    """Tell systemd (sd_notify(3)); nothing happens where nobody listens."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect("\0" + address[1:] if address.startswith("@") else address)
+        sock.sendall(state.encode())
+
+
+class Daemon:
+    """The joined parts of one running daemon."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clock = time.time
+        self.stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until told to stop; the death of any part ends all of them."""
+        settings = self.settings
+        store = open_store(settings.daemon.database_url)
+        deadlines = Deadlines(query=settings.slurm.query_timeout_s, submit=settings.slurm.submit_timeout_s)
+        slurm = CommandClient(deadlines=deadlines)
+        port = await self._port()
+        url = settings.daemon.launcher_url(port)
+        reach = Reach(settings, self.clock, url)
+        observer = Observer(slurm, reach, self.clock, changed=lambda: operator.wake())
+        actor = Actor(slurm, reach, settings, self.clock)
+        operator = Operator(store, observer, actor, settings, self.clock)
+        hands = Hands(operator, settings, self.clock, url)
+        server = Server(Api(operator, hands, settings, self.clock), settings)
+        try:
+            await operator.start()
+            await server.start(port)
+            log.info("transomd %s serves %s, launchers at %s", __version__, settings.daemon.socket, url)
+            notify_systemd("READY=1")
+            await self._until_stopped(operator)
+        finally:
+            notify_systemd("STOPPING=1")
+            await server.close()
+            await operator.close()
+            await reach.close()
+            store.close()
+
+    async def _port(self) -> int:
+        """Choose the launchers' port before anything is told about it: a fixed one, or a free one that is kept."""
+        where = self.settings.daemon.listen_address
+        if where is None or where[1]:
+            return where[1] if where else 0
+        kept = Path(self.settings.daemon.state_dir) / "port"
+        # Launchers of running jobs know the old port, so a restarted daemon must come back to it.
+        with contextlib.suppress(OSError, ValueError):
+            return int(kept.read_text())
+        with socket.socket() as sock:
+            sock.bind((where[0], 0))
+            port: int = sock.getsockname()[1]
+        kept.write_text(str(port))
+        return port
+
+    async def _until_stopped(self, operator: Operator) -> None:
+        parts = {
+            asyncio.create_task(operator.run(), name="operator"),
+            asyncio.create_task(self.stop.wait(), name="stop"),
+        }
+        done, left = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        for task in done:
+            task.result()
+
+
+async def _amain(settings: Settings) -> None:
+    daemon = Daemon(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop.set)
+    await daemon.run()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the daemon in the foreground; systemd or a shell keeps it."""
+    parser = argparse.ArgumentParser(prog="transomd", description="The transom daemon. Stop it with SIGTERM.")
+    parser.add_argument("--config", type=Path, help="site file (default: $TRANSOM_CONFIG, /etc/transom/transomd.toml)")
+    parser.add_argument("--check", action="store_true", help="read the site file, say what is wrong, and leave")
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument("--version", action="version", version=f"transomd {__version__}")
+    args = parser.parse_args(argv)
+    set_up(args.log_level)
+    try:
+        settings = load_settings(args.config)
+        if args.check:
+            print("the site file is good")
+            return int(ExitCode.OK)
+        with only_one(Path(settings.daemon.state_dir)):
+            asyncio.run(_amain(settings))
+    except (TransomError, StoreError) as error:
+        _tell(error)
+        return int(getattr(error, "exit_code", ExitCode.ERROR))
+    except OSError as error:
+        print(f"transomd: {error}", file=sys.stderr)
+        return int(ExitCode.ERROR)
+    return int(ExitCode.OK)
+
+
+def _tell(error: TransomError | StoreError) -> None:
+    print(f"transomd: {error}", file=sys.stderr)
+    for fault in error.faults if isinstance(error, SpecError) else ():
+        print(f"  {fault}", file=sys.stderr)
+    if error.hint:
+        print(f"  next: {error.hint}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The launcher's line to the daemon: a report goes out, a directive comes back. Standard library only."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import time
+import urllib.parse
+from collections.abc import Callable
+
+from transomd.api.wire import Directive, LauncherReport
+
+log = logging.getLogger("transom.launcher")
+TIMEOUT_S = 10.0
+
+
+class DaemonLink:
+    """Sends reports. ``heard_at`` is when the daemon last answered (``clock``, monotonic seconds)."""
+
+    def __init__(self, url: str, token: str, clock: Callable[[], float] = time.monotonic) -> None:
+        parts = urllib.parse.urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._token = token
+        self._clock = clock
+        self.heard_at = clock()
+        self._said = ""
+
+    async def report(self, report: LauncherReport) -> Directive | None:
+        """Send one report; None when the daemon did not answer, which says nothing about what it wants."""
+        try:
+            answer = await asyncio.to_thread(self._post, json.dumps(report.to_json()).encode())
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self._say(f"transomd does not answer: {error}")
+            return None
+        self.heard_at = self._clock()
+        self._say("transomd answers")
+        return answer
+
+    def silent_for(self) -> float:
+        """Return the seconds since the daemon last answered."""
+        return self._clock() - self.heard_at
+
+    def _post(self, body: bytes) -> Directive:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        try:
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
+            connection.request("POST", "/v1/launcher", body, headers)
+            response = connection.getresponse()
+            data = json.loads(response.read())
+        finally:
+            connection.close()
+        if response.status == 403:
+            return Directive(gate="refuse", message=str(data["error"]["message"]))
+        if response.status != 200:
+            raise ValueError(f"HTTP {response.status}: {data}")
+        return Directive.from_json(data)
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            log.info("%s", text)
+            self._said = text

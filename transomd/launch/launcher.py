@@ -1,0 +1,556 @@
+"""The launcher: holds the gate, starts the program, notices its failures, and restarts it in place when told to.
+
+It is the batch script of an attempt. When its node dies, another one takes over inside the same allocation
+(``--generation`` above 1): it finds the agents by ``launcher.json``, ends what is left, and waits for orders.
+Without the daemon it does what its grant allows and no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from transom_slurm.nodesets import expand, fold
+
+from transomd.api.wire import Directive, FailureReport, Grant, LauncherReport, LaunchOrder, LaunchReport
+from transomd.launch.daemon_link import DaemonLink
+from transomd.launch.hub import AgentGone, Hub
+from transomd.launch.program import LaunchPlan, Program, slurm_env
+from transomd.launch.rundir import RunDir
+from transomd.launch.watch import LogWatch
+from transomd.spec import JobSpec
+from transomd.tce.catalogue import list_checkpoints
+from transomd.tee import detect
+from transomd.tee.types import Evidence
+from transomd.words import ExitCode, LauncherPhase
+
+log = logging.getLogger("transom.launcher")
+
+TICK_S = 0.2
+FENCE_S = 10.0
+AGENTS_S = 30.0
+"""How long agents may take to call before the launcher goes on without those that have not."""
+TAKEOVER_S = 4.0
+"""How long a new launcher waits for the agents that outlived the old one before it starts new ones."""
+LAST_WORD_S = 60.0
+"""How long the last report is tried before the launcher leaves."""
+EVIDENCE_LIMIT = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """The site's times, in seconds; handed over by the daemon in the batch script."""
+
+    report_s: float = 30.0
+    heartbeat_s: float = 1.0
+    heartbeat_timeout_s: float = 15.0
+    stall_after_s: float = 600.0
+    first_step_after_s: float = 1800.0
+    exit_grace_s: float = 5.0
+    gate_timeout_s: float = 120.0
+
+    @classmethod
+    def from_json(cls, text: str, spec: JobSpec) -> Watch:
+        """Read the site's times, and let the job's own win."""
+        known = {f.name for f in fields(cls)}
+        site = {k: float(v) for k, v in json.loads(text).items() if k in known}
+        own = {
+            "stall_after_s": spec.watch.stall_after,
+            "first_step_after_s": spec.watch.first_step_after,
+            "heartbeat_timeout_s": spec.watch.heartbeat_timeout,
+        }
+        return cls(**{**site, **{k: v for k, v in own.items() if v is not None}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Who this launcher is."""
+
+    run_dir: RunDir
+    job_id: int
+    attempt: int
+    generation: int
+    slurm_job_id: int
+    nodes: tuple[str, ...]
+    host: str
+
+
+class Launcher:
+    """One launcher from its first report to its last."""
+
+    def __init__(self, options: Options, link: DaemonLink, spec: JobSpec, watch: Watch) -> None:
+        self.options = options
+        self.link = link
+        self.spec = spec
+        self.watch = watch
+        self.hub = Hub(options.run_dir.token(), time.monotonic)
+        self.phase = LauncherPhase.GATE
+        self.launches: list[LaunchReport] = []
+        self.failure: FailureReport | None = None
+        self.message = ""
+        self.exit_code: int | None = None
+        self._program: Program | None = None
+        self._logs: LogWatch | None = None
+        self._past_step: int | None = None
+        self._bad_exit_at: float | None = None
+        self._agents: asyncio.subprocess.Process | None = None
+        self._barred: set[str] = set()
+        self._grant: Grant | None = None
+        self._restarts_left = 0
+        self._stop_by_signal = ""
+        self._changed = True
+        self._poll_s = 0.5
+        self._reported_at = 0.0
+        self._checkpoint: tuple[int, int, float] | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Do everything; return the exit code of the batch script."""
+        if not self._claim():
+            return int(ExitCode.GATE_REFUSED)
+        await self._call_agents()
+        if self.options.generation > 1:
+            await self._take_over()
+        while True:
+            code = await self._tick()
+            if code is not None:
+                await self._leave()
+                return code
+            await asyncio.sleep(TICK_S)
+
+    def stop_by_signal(self, name: str) -> None:
+        """Note that Slurm (or a person) wants this allocation to end."""
+        self._stop_by_signal = self._stop_by_signal or name
+
+    def _claim(self) -> bool:
+        me = {"slurm_job_id": self.options.slurm_job_id, "host": self.options.host, "pid": os.getpid()}
+        run, attempt = self.options.run_dir, self.options.attempt
+        owner = run.claim(f"attempt-{attempt}", me)
+        if owner["slurm_job_id"] != self.options.slurm_job_id:
+            log.error("attempt %d belongs to Slurm job %s; this one does not start", attempt, owner["slurm_job_id"])
+            return False
+        generation = f"generation-{attempt}-{self.options.generation}"
+        if run.claim(generation, me) != me or run.newest_generation(attempt) > self.options.generation:
+            log.error("launcher %d of attempt %d was started before", self.options.generation, attempt)
+            return False
+        return True
+
+    def _superseded(self) -> bool:
+        return self.options.run_dir.newest_generation(self.options.attempt) > self.options.generation
+
+    async def _leave(self) -> None:
+        await self._end_program()
+        if self._agents is not None and self._agents.returncode is None:
+            self._agents.terminate()
+            try:
+                await asyncio.wait_for(self._agents.wait(), 10)
+            except asyncio.TimeoutError:
+                self._agents.kill()
+        await self.hub.close()
+
+    # --- agents -------------------------------------------------------------------------------------------------
+
+    async def _call_agents(self) -> None:
+        port = await self.hub.start()
+        where = {"host": self.options.host, "port": port, "generation": self.options.generation}
+        self.options.run_dir.write_json(self.options.run_dir.launcher_file, where)
+        if self.options.generation > 1:
+            await self._wait_for_agents(self.options.nodes, TAKEOVER_S)
+        missing = sorted(set(self.options.nodes) - set(self._alive()))
+        if missing:
+            await self._start_agents(missing)
+            await self._wait_for_agents(self.options.nodes, AGENTS_S)
+        log.info("agents answer on %s", fold(self._alive()))
+
+    async def _start_agents(self, nodes: list[str]) -> None:
+        count = len(nodes)
+        argv = ["srun", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", f"--nodes={count}"]
+        argv += [f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--job-name=agents"]
+        argv += ["--gres=none", "--mem=0", sys.executable, "-m", "transomd.launch.agent"]
+        argv += [f"--run-dir={self.options.run_dir.root}", f"--job={self.options.job_id}"]
+        argv += [f"--heartbeat={self.watch.heartbeat_s}"]
+        log_file = os.open(
+            self.options.run_dir.root / "logs" / "agents.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
+        try:
+            self._agents = await asyncio.create_subprocess_exec(
+                *argv,
+                env=slurm_env(os.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log_file)
+
+    async def _wait_for_agents(self, nodes: tuple[str, ...], within_s: float) -> None:
+        end = time.monotonic() + within_s
+        while set(nodes) - set(self._alive()) and time.monotonic() < end and not self._stop_by_signal:
+            await asyncio.sleep(0.05)
+
+    def _alive(self) -> list[str]:
+        return self.hub.alive(self.watch.heartbeat_timeout_s)
+
+    async def _take_over(self) -> None:
+        """End what an older launcher started, and report it as failed."""
+        epochs = self.options.run_dir.epochs()
+        self._changed = True
+        if not epochs:
+            return
+        detected = time.time()
+        unfenced = await self._kill(epochs[-1], list(self.options.nodes))
+        self.phase = LauncherPhase.FAILED
+        self.message = "its launcher was lost"
+        self.failure = FailureReport(
+            epoch=epochs[-1],
+            detected_at=detected,
+            detected_by="takeover",
+            lost_nodes=self._lost(self.options.nodes),
+            fenced_at=time.time(),
+            unfenced=unfenced,
+        )
+
+    # --- one tick -----------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> int | None:
+        if self._stop_by_signal:
+            return await self._stopped(f"signal {self._stop_by_signal}", 128 + signal.SIGTERM)
+        if self.phase is LauncherPhase.RUNNING:
+            await self._watch_program()
+        directive = await self._report_if_due()
+        if directive is not None:
+            return await self._obey(directive)
+        if self.phase is LauncherPhase.DONE and self.link.silent_for() > LAST_WORD_S:
+            return int(ExitCode.OK)
+        await self._alone()
+        return None
+
+    async def _report_if_due(self) -> Directive | None:
+        due = self._changed or time.monotonic() - self._reported_at >= self._poll_s
+        if not due:
+            return None
+        self._changed = False
+        self._reported_at = time.monotonic()
+        await self._look_for_checkpoint()
+        return await self.link.report(self._report())
+
+    def _report(self) -> LauncherReport:
+        alive = self._alive()
+        used = self.launches[-1].nodes if self.launches else []
+        step, epoch, at = self._checkpoint or (None, None, None)
+        if self.failure is not None and self.phase is LauncherPhase.FAILED:
+            self.failure = replace(self.failure, lost_nodes=self._lost(used or self.options.nodes))
+        return LauncherReport(
+            job_id=self.options.job_id,
+            attempt=self.options.attempt,
+            slurm_job_id=self.options.slurm_job_id,
+            generation=self.options.generation,
+            host=self.options.host,
+            phase=self.phase.value,
+            at=time.time(),
+            nodes=alive,
+            lost=self._lost(self.options.nodes),
+            launches=self.launches,
+            failure=self.failure,
+            checkpoint_step=step,
+            checkpoint_epoch=epoch,
+            checkpoint_at=at,
+            exit_code=self.exit_code,
+            message=self.message,
+        )
+
+    def _lost(self, nodes: Any) -> list[str]:
+        return sorted(set(nodes) - set(self._alive()))
+
+    async def _look_for_checkpoint(self) -> None:
+        try:
+            listed = await asyncio.to_thread(list_checkpoints, self.spec.checkpoint.dir)
+        except OSError as error:
+            log.warning("the checkpoint folder cannot be read: %s", error)
+            return
+        found = next((c for c in listed if c.complete), None)
+        if found is not None:
+            self._checkpoint = (found.step, found.epoch, found.created)
+
+    async def _obey(self, directive: Directive) -> int | None:
+        self._poll_s = directive.poll_s
+        self._barred = set(directive.barred)
+        if directive.grant is not None:
+            if self._grant is None or directive.grant.restarts != self._grant.restarts:
+                self._restarts_left = directive.grant.restarts
+            self._grant = directive.grant
+        if directive.gate == "refuse":
+            log.error("refused: %s", directive.message)
+            return await self._refused()
+        if self.phase is LauncherPhase.DONE and directive.stop:
+            return int(ExitCode.OK)
+        if directive.stop:
+            return await self._stopped(directive.stop, int(ExitCode.LAUNCH_FAILED))
+        running = self.phase is LauncherPhase.RUNNING
+        if running and directive.fence_epoch == self.launches[-1].epoch:
+            await self._fail("asked", directive.fence_reason or "transomd asked for it")
+        elif directive.launch is not None and not running and self._is_new(directive.launch):
+            await self._launch(directive.launch)
+        return None
+
+    def _is_new(self, order: LaunchOrder) -> bool:
+        done = self.launches[-1].epoch if self.launches else 0
+        failed = self.failure.epoch if self.failure else 0
+        return self.phase is not LauncherPhase.DONE and order.epoch > max(done, failed)
+
+    async def _refused(self) -> int:
+        """Leave without a trace: somebody else owns this job now."""
+        if not self._superseded():
+            await self._end_program()
+        return int(ExitCode.GATE_REFUSED)
+
+    async def _stopped(self, why: str, code: int) -> int:
+        log.info("stopping: %s", why)
+        await self._end_program(grace_s=2.0)
+        self.phase = LauncherPhase.STOPPED
+        self.message = why
+        await self.link.report(self._report())
+        return code
+
+    # --- without the daemon -------------------------------------------------------------------------------------
+
+    async def _alone(self) -> None:
+        """Do what the grant allows while the daemon does not answer."""
+        silent = self.link.silent_for()
+        if self.phase is LauncherPhase.GATE and silent > self.watch.gate_timeout_s:
+            log.info("transomd has been silent for %.0f s; opening the gate", silent)
+            await self._launch_alone()
+        elif self.phase is LauncherPhase.FAILED and silent > self.watch.heartbeat_timeout_s and self._may_restart():
+            self._restarts_left -= 1
+            log.info("transomd has been silent for %.0f s; restarting on the grant", silent)
+            await self._launch_alone()
+
+    def _may_restart(self) -> bool:
+        grant, failure = self._grant, self.failure
+        if grant is None or failure is None or self._restarts_left < 1 or time.time() > grant.until:
+            return False
+        found = [Evidence.from_json(e) for e in failure.evidence]
+        return not any(e.role == "root" and e.blame == "program" for e in found)
+
+    async def _launch_alone(self) -> None:
+        usable = [n for n in self._alive() if n in self.options.nodes and n not in self._barred]
+        if len(usable) < self.spec.nodes:
+            return
+        before = set(self.launches[-1].nodes) if self.launches else set()
+        chosen = sorted(sorted(usable, key=lambda n: n not in before)[: self.spec.nodes])
+        epochs = self.options.run_dir.epochs()
+        steps = [x.last_step for x in self.launches if x.last_step is not None]
+        epoch = (epochs[-1] if epochs else 0) + 1
+        await self._launch(LaunchOrder(epoch=epoch, nodes=chosen, past_step=max(steps, default=None)))
+
+    # --- a launch -----------------------------------------------------------------------------------------------
+
+    async def _launch(self, order: LaunchOrder) -> None:
+        epoch = self._claim_epoch(order.epoch)
+        if epoch is None:
+            return
+        self._past_step = order.past_step
+        started = time.time()
+        report = LaunchReport(
+            epoch=epoch, nodes=list(order.nodes), started_at=started, resume_step=self._resume_step(order)
+        )
+        self.launches = [*self.launches[-20:], report]
+        self.failure, self._bad_exit_at, self.message = None, None, ""
+        self.phase, self._changed = LauncherPhase.RUNNING, True
+        try:
+            port = int(await self.hub.ask(order.nodes[0], "port", 5.0))
+            await self._start(order, epoch, port)
+        except (AgentGone, OSError, ValueError) as error:
+            await self._fail("start", f"epoch {epoch} could not be started: {error}")
+
+    def _resume_step(self, order: LaunchOrder) -> int | None:
+        if order.resume_step is not None:
+            return order.resume_step
+        return self._checkpoint[0] if self._checkpoint else None
+
+    def _claim_epoch(self, wanted: int) -> int | None:
+        if self._superseded():
+            log.error("another launcher has taken over; starting nothing")
+            return None
+        me = {"slurm_job_id": self.options.slurm_job_id, "generation": self.options.generation}
+        epoch = wanted
+        while self.options.run_dir.claim(f"epoch-{epoch:06d}", {**me, "epoch": epoch, "at": time.time()}).get(
+            "generation"
+        ) != self.options.generation or epoch in [x.epoch for x in self.launches]:
+            epoch += 1
+        return epoch
+
+    async def _start(self, order: LaunchOrder, epoch: int, port: int) -> None:
+        plan = LaunchPlan(
+            job_id=self.options.job_id,
+            attempt=self.options.attempt,
+            epoch=epoch,
+            nodes=tuple(order.nodes),
+            resume_step=order.resume_step,
+            master_port=port,
+            spec=self.spec,
+            env=self.options.run_dir.environment(),
+        )
+        self._program = Program(self.options.run_dir, plan)
+        self._logs = LogWatch(self._program.logs, self.spec, self.watch, tuple(order.nodes), time.time())
+        log.info("epoch %d starts on %s", epoch, fold(order.nodes))
+        await self._program.start(os.environ)
+
+    async def _watch_program(self) -> None:
+        program, logs = self._program, self._logs
+        if program is None or logs is None:
+            return
+        final = program.rc is not None
+        await asyncio.to_thread(logs.poll, time.time(), final)
+        self._note_steps(logs)
+        if final:
+            await self._program_ended(program)
+            return
+        lost = self._lost(self.launches[-1].nodes)
+        if lost:
+            await self._fail("heartbeat", f"{fold(lost)} stopped answering")
+            return
+        if logs.failing and self._bad_exit_at is None:
+            self._bad_exit_at = time.time()
+        if self._bad_exit_at is not None and time.time() - self._bad_exit_at > self.watch.exit_grace_s:
+            await self._fail("exit", logs.failing, detected_at=self._bad_exit_at)
+            return
+        stall = logs.stalled(time.time())
+        if stall:
+            await self._hang(stall)
+
+    def _note_steps(self, logs: LogWatch) -> None:
+        launch = self.launches[-1]
+        if logs.step is None or logs.step == launch.last_step:
+            return
+        past = self._past_step
+        new_at = launch.new_step_at
+        if new_at is None and (past is None or logs.step > past):
+            new_at = logs.step_at
+            self._changed = True
+        self.launches[-1] = replace(
+            launch,
+            first_step=launch.first_step if launch.first_step is not None else logs.first_step,
+            first_step_at=launch.first_step_at or logs.first_step_at,
+            last_step=logs.step,
+            last_step_at=logs.step_at,
+            new_step_at=new_at,
+        )
+
+    async def _program_ended(self, program: Program) -> None:
+        if program.rc == 0:
+            self.exit_code, self.phase, self._changed = 0, LauncherPhase.DONE, True
+            self.launches[-1] = replace(self.launches[-1], ended_at=time.time(), end_reason="completed")
+            log.info("the program ended with exit code 0")
+            return
+        await self._fail("exit", f"srun ended with exit code {program.rc}", detected_at=self._bad_exit_at)
+
+    async def _hang(self, why: str) -> None:
+        """Before a hung launch is killed, take down what every rank is doing."""
+        nodes = self.launches[-1].nodes
+        answers = await self.hub.ask_all(nodes, "ranks", 5.0)
+        states = {n: a for n, a in answers.items() if isinstance(a, list)}
+        evidence = list(detect.no_progress(why, states, at=time.time()))
+        await self._fail("stall", why, more=evidence)
+
+    async def _fail(
+        self, by: str, why: str, *, detected_at: float | None = None, more: list[Evidence] | None = None
+    ) -> None:
+        """End the launch and say how it failed."""
+        detected = detected_at or time.time()
+        log.info("epoch %d failed (%s): %s", self.launches[-1].epoch, by, why)
+        launch = self.launches[-1]
+        evidence = list(more or [])
+        lost = self._lost(launch.nodes)
+        for node in lost:
+            silent = self.hub.silent_for(node) or 0.0
+            evidence.append(detect.heartbeat_lost(node, since=time.time() - silent, at=detected))
+        unfenced = await self._end_program()
+        if self._logs is not None:
+            await asyncio.to_thread(self._logs.poll, time.time(), True)
+            self._note_steps(self._logs)
+            evidence += self._logs.evidence(before=detected + self.watch.exit_grace_s + 1.0)
+        self.launches[-1] = replace(self.launches[-1], ended_at=time.time(), end_reason=why)
+        self.failure = FailureReport(
+            epoch=launch.epoch,
+            detected_at=detected,
+            detected_by=by,
+            evidence=[e.to_json() for e in evidence[:EVIDENCE_LIMIT]],
+            lost_nodes=lost,
+            fenced_at=time.time(),
+            unfenced=unfenced,
+        )
+        self.phase, self.message, self._changed = LauncherPhase.FAILED, why, True
+
+    async def _end_program(self, *, grace_s: float = 0.0) -> list[str]:
+        """End every process of the launch on every node that answers; return the nodes that do not."""
+        if not self.launches:
+            return []
+        launch = self.launches[-1]
+        unfenced = await self._kill(launch.epoch, list(launch.nodes), grace_s=grace_s)
+        if self._program is not None:
+            await self._program.stop()
+            self._program = None
+        return unfenced
+
+    async def _kill(self, epoch: int, nodes: list[str], *, grace_s: float = 0.0) -> list[str]:
+        alive = [n for n in nodes if n in self._alive()]
+        answers = await self.hub.ask_all(alive, "kill", FENCE_S + grace_s, epoch=epoch, grace_s=grace_s)
+        stuck = [n for n, left in answers.items() if isinstance(left, Exception) or left]
+        return sorted({*stuck, *(set(nodes) - set(alive))})
+
+
+def _options(argv: list[str] | None) -> tuple[Options, argparse.Namespace]:
+    parser = argparse.ArgumentParser(prog="transom-launcher")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--job", type=int, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--daemon", required=True)
+    parser.add_argument("--watch", default="{}")
+    parser.add_argument("--nodes", default="", help="the nodes that are left, for a launcher that takes over")
+    args = parser.parse_args(argv)
+    names = args.nodes or os.environ["SLURM_JOB_NODELIST"]
+    options = Options(
+        run_dir=RunDir(args.run_dir),
+        job_id=args.job,
+        attempt=args.attempt,
+        generation=args.generation,
+        slurm_job_id=int(os.environ["SLURM_JOB_ID"]),
+        nodes=tuple(expand(names)),
+        host=os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0],
+    )
+    return options, args
+
+
+async def _amain(options: Options, args: argparse.Namespace) -> int:
+    spec = JobSpec.from_stored(options.run_dir.spec())
+    link = DaemonLink(args.daemon, options.run_dir.token())
+    launcher = Launcher(options, link, spec, Watch.from_json(args.watch, spec))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, launcher.stop_by_signal, number.name)
+    return await launcher.run()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run as a batch script, or as the step of a launcher that takes over."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    options, args = _options(argv)
+    log.info("launcher %d of attempt %d on %s", options.generation, options.attempt, options.host)
+    return asyncio.run(_amain(options, args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""One launch of the user's program: start it by srun, read what it prints, notice how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transomd.launch.rundir import RunDir
+from transomd.spec import JobSpec
+
+TASK_SCRIPT = """\
+#!/bin/bash
+export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" NODE_RANK="$SLURM_NODEID"
+cd {workdir} || exit 1
+{setup}
+exec {command}
+"""
+SRUN_LOG = "srun.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Everything that a launch is made of."""
+
+    job_id: int
+    attempt: int
+    epoch: int
+    nodes: tuple[str, ...]
+    resume_step: int | None
+    master_port: int
+    spec: JobSpec
+    env: Mapping[str, str] = field(repr=False)
+
+
+def slurm_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for srun in which only the configuration and the job's id are left of Slurm's variables.
+
+    A launcher that was started inside another step would else hand that step's shape on to its own.
+    """
+    keep = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID")
+    return {k: v for k, v in environ.items() if k in keep or not k.startswith(("SLURM_", "SBATCH_", "SRUN_", "PMI"))}
+
+
+def program_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the ranks: the user's at submit time, the job's own, then what transom promises."""
+    spec = plan.spec
+    tasks = len(plan.nodes) * spec.tasks_per_node
+    promised = {
+        "TRANSOM_JOB_ID": str(plan.job_id),
+        "TRANSOM_ATTEMPT": str(plan.attempt),
+        "TRANSOM_EPOCH": str(plan.epoch),
+        "TRANSOM_CHECKPOINT_DIR": spec.checkpoint.dir,
+        "TRANSOM_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
+        "TRANSOM_RESUME_STEP": "" if plan.resume_step is None else str(plan.resume_step),
+        "TRANSOM_AGENT": "",
+        "MASTER_ADDR": plan.nodes[0],
+        "MASTER_PORT": str(plan.master_port),
+        "WORLD_SIZE": str(tasks),
+        "LOCAL_WORLD_SIZE": str(spec.tasks_per_node),
+        "NNODES": str(len(plan.nodes)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    slurm = {k: v for k, v in slurm_env(environ).items() if k.startswith("SLURM_")}
+    return {**plan.env, **slurm, **spec.env, **promised}
+
+
+def srun_argv(plan: LaunchPlan, task: Path, logs: Path) -> list[str]:
+    """Return the srun call: one task a rank, or one a node where torchrun makes the ranks.
+
+    ``--kill-on-bad-exit=0``: when one rank fails, the others may still say why; the launcher ends them itself.
+    """
+    a_node = plan.spec.tasks_per_node if plan.spec.launcher == "srun" else 1
+    return [
+        "srun",
+        "--overlap",
+        f"--nodes={len(plan.nodes)}",
+        f"--ntasks={len(plan.nodes) * a_node}",
+        f"--ntasks-per-node={a_node}",
+        f"--nodelist={','.join(plan.nodes)}",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--unbuffered",
+        f"--job-name=epoch-{plan.epoch}",
+        f"--output={str(logs).replace('%', '%%')}/rank-%5t.log",
+        str(task),
+    ]
+
+
+def task_script(spec: JobSpec) -> str:
+    """Return the script that becomes one task: the job's setup lines, then its command."""
+    command = f"bash -c {shlex.quote(spec.command)}"
+    if spec.launcher == "torchrun":
+        rendezvous = (
+            f'--nnodes="$NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.tasks_per_node}'
+            ' --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0'
+        )
+        command = f"bash -c {shlex.quote(f'exec torchrun {rendezvous} {spec.command}')}"
+    return TASK_SCRIPT.format(workdir=shlex.quote(spec.workdir), setup="\n".join(spec.setup), command=command)
+
+
+class Program:
+    """A running launch. ``rc`` is srun's exit code, None while it runs."""
+
+    def __init__(self, run_dir: RunDir, plan: LaunchPlan) -> None:
+        self.plan = plan
+        self.logs = run_dir.logs(plan.epoch)
+        self.rc: int | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._waiter: asyncio.Task[None] | None = None
+
+    async def start(self, environ: Mapping[str, str]) -> None:
+        """Start srun. Raises OSError when it cannot be executed."""
+        task = self.logs / "task.sh"
+        task.write_text(task_script(self.plan.spec))
+        task.chmod(0o700)
+        log = os.open(self.logs / SRUN_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *srun_argv(self.plan, task, self.logs),
+                env=program_env(self.plan, environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        self._waiter = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        assert self._process is not None
+        self.rc = await self._process.wait()
+
+    async def stop(self) -> None:
+        """End srun itself, which ends its step; ranks on nodes that answer are ended by their agents before."""
+        if self._process is None or self.rc is not None:
+            return
+        self._signal(signal.SIGTERM)
+        if not await self._ended(2.0):
+            self._signal(signal.SIGKILL)
+            await self._ended(2.0)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    async def _ended(self, within_s: float) -> bool:
+        assert self._waiter is not None
+        done, _ = await asyncio.wait([self._waiter], timeout=within_s)
+        return bool(done)

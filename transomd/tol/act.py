@@ -1,0 +1,181 @@
+"""Carrying out intents. Every act looks first at what is so already, so that doing it twice is the same as once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from transom_slurm.client import SlurmClient
+from transom_slurm.errors import SlurmDenied, SlurmError, SlurmRejected, SlurmUnavailable
+from transom_slurm.states import DrainRecord, drain_is_own, drain_refusal
+from transom_slurm.types import SlurmNode, SubmitRequest
+from transom_sql.records import Event, Intent, NodeRecord
+
+from transomd.settings import Settings
+from transomd.tol.view import JobView
+from transomd.words import IntentKind, IntentState
+
+log = logging.getLogger("transom.act")
+
+RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds until an act is tried again after Slurm did not answer; the last one for all later tries."""
+
+
+class Reach(Protocol):
+    """The acts that are not Slurm's: they touch nodes, or run something as a user."""
+
+    async def fence(self, nodes: list[str], job_id: int, epoch: int) -> Mapping[str, str]:
+        """End a job's processes of launches up to ``epoch`` on nodes; one word or error a node: ``fenced``, ..."""
+        ...
+
+    async def start_launcher(self, view: JobView, host: str, generation: int) -> None:
+        """Start a launcher inside the allocation, as the job's user, that outlives this process."""
+        ...
+
+    def submission(self, view: JobView, attempt: int) -> SubmitRequest:
+        """Return the sbatch call of an attempt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an act ended. ``again_s`` not None: not settled, try again in so many seconds."""
+
+    state: IntentState
+    data: Mapping[str, Any] = field(default_factory=dict)
+    again_s: float | None = None
+    events: tuple[Event, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
+
+
+class Actor:
+    """Performs one intent at a time for each key; the caller records the outcome."""
+
+    def __init__(self, slurm: SlurmClient, reach: Reach, settings: Settings, clock: Callable[[], float]) -> None:
+        self._slurm = slurm
+        self._reach = reach
+        self._settings = settings
+        self._clock = clock
+
+    async def perform(self, intent: Intent, view: JobView | None) -> Outcome:
+        """Carry out an intent; never raises."""
+        try:
+            return await self._do(intent, view)
+        except SlurmUnavailable as error:
+            return self._later(intent, str(error))
+        except SlurmError as error:
+            return _failed(str(error), error.hint)
+        except Exception as error:
+            log.exception("%s failed", intent.key)
+            return self._later(intent, f"{type(error).__name__}: {error}")
+
+    def _later(self, intent: Intent, error: str) -> Outcome:
+        wait = RETRY_S[min(intent.tries, len(RETRY_S) - 1)]
+        return Outcome(state=IntentState.PENDING, data={"error": error}, again_s=wait)
+
+    async def _do(self, intent: Intent, view: JobView | None) -> Outcome:
+        kind = IntentKind(intent.kind)
+        if kind is IntentKind.DRAIN:
+            return await self._drain(intent)
+        if kind is IntentKind.UNDRAIN:
+            return await self._undrain(intent)
+        if kind is IntentKind.CANCEL:
+            return await self._cancel(intent)
+        if view is None:
+            return _failed("its job is not known")
+        if kind is IntentKind.SUBMIT:
+            return await self._submit(intent, view)
+        if kind is IntentKind.LAUNCHER:
+            await self._reach.start_launcher(view, str(intent.args["host"]), int(intent.args["generation"]))
+            return Outcome(state=IntentState.DONE)
+        if kind is IntentKind.FENCE:
+            return await self._fence(intent)
+        return _failed(f"nothing carries out {intent.kind!r}")
+
+    async def _submit(self, intent: Intent, view: JobView) -> Outcome:
+        tag = str(intent.args["tag"])
+        found = await self._slurm.find(tag)
+        if found:
+            newest = max(found, key=lambda job: job.job_id)
+            return _submitted(newest.job_id, newest.submit_time)
+        request = self._reach.submission(view, int(intent.args["attempt"]))
+        try:
+            return _submitted(await self._slurm.submit(request), self._clock())
+        except (SlurmRejected, SlurmDenied) as error:
+            return _failed(error.cause, error.hint)
+
+    async def _cancel(self, intent: Intent) -> Outcome:
+        job_id = int(intent.args["slurm_job_id"])
+        job = (await self._slurm.jobs()).get(job_id)
+        if job is None or job.name != intent.args["tag"] or job.status.terminal:
+            return Outcome(state=IntentState.DONE, data={"said": "it was over already"})
+        await self._slurm.cancel(job_id)
+        return Outcome(state=IntentState.DONE, data={"said": f"scancel {job_id}"})
+
+    async def _fence(self, intent: Intent) -> Outcome:
+        args = intent.args
+        words = await self._reach.fence(list(args["nodes"]), int(args["job_id"]), int(args["epoch"]))
+        return Outcome(state=IntentState.DONE, data={"nodes": dict(words)})
+
+    async def _drain(self, intent: Intent) -> Outcome:
+        name, reason = str(intent.args["node"]), str(intent.args["reason"])
+        before = (await self._slurm.nodes()).get(name)
+        if before is None:
+            return _failed(f"Slurm does not know node {name}")
+        if before.status.drain and before.reason == reason:
+            return self._drained(intent, before)
+        if drain_refusal(before):
+            return _failed(f"{drain_refusal(before)}; left as it is")
+        if self.kill_switch():
+            return self._later(intent, self.kill_switch())
+        await self._slurm.drain(name, reason)
+        after = (await self._slurm.nodes()).get(name)
+        if after is None or not after.status.drain or after.reason != reason:
+            return self._later(intent, f"{name} does not show the drain yet")
+        return self._drained(intent, after)
+
+    async def _undrain(self, intent: Intent) -> Outcome:
+        """Resume a node, if its drain is still exactly the one that ``args`` holds."""
+        name, args = str(intent.args["node"]), intent.args
+        node = (await self._slurm.nodes()).get(name)
+        if node is None:
+            return _failed(f"Slurm does not know node {name}")
+        if node.status.drain:
+            record = DrainRecord(str(args["reason"]), str(args["user"]), float(args["time"]))
+            if not drain_is_own(node, record):
+                return _failed(f"the drain of {name} is no longer transom's: {node.reason_user}: {node.reason}")
+            await self._slurm.resume(name)
+        now = self._clock()
+        said = Event(at=now, kind="undrained", node=name, message=f"{name} undrained by {args['who']}")
+        return Outcome(state=IntentState.DONE, events=(said,), nodes=(NodeRecord(name=name, changed_at=now),))
+
+    def kill_switch(self) -> str:
+        """Return why nothing may be drained now, read live; empty when it may."""
+        path = self._settings.drain.kill_switch
+        return f"the kill switch {path} is set" if path and Path(path).exists() else ""
+
+    def _drained(self, intent: Intent, node: SlurmNode) -> Outcome:
+        now = self._clock()
+        record = NodeRecord(
+            name=node.name,
+            changed_at=now,
+            drain_reason=node.reason,
+            drain_user=node.reason_user,
+            drain_time=node.reason_time,
+            incident_id=intent.incident_id,
+        )
+        said = Event(
+            at=now, kind="drained", node=node.name, job_id=intent.job_id, message=f"{node.name}: {node.reason}"
+        )
+        return Outcome(state=IntentState.DONE, data={"node": node.name}, events=(said,), nodes=(record,))
+
+
+def _submitted(job_id: int, at: float | None) -> Outcome:
+    return Outcome(state=IntentState.DONE, data={"slurm_job_id": job_id, "submit_time": at})
+
+
+def _failed(error: str, hint: str = "") -> Outcome:
+    return Outcome(state=IntentState.FAILED, data={"error": error, "hint": hint})

@@ -1,0 +1,103 @@
+"""What a person asks for by hand: drain and undrain nodes, and the plan of a submission. Recorded like any other act."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from transom_slurm.runner import user_identity
+from transom_slurm.states import drain_refusal
+from transom_slurm.types import SlurmNode, SubmitRequest, UserIdentity
+from transom_sql.records import Attempt, Intent, Job, NodeRecord
+
+from transomd.api.views import owned
+from transomd.errors import UnreachableError
+from transomd.settings import Settings
+from transomd.spec import JobSpec
+from transomd.tol.loop import Operator
+from transomd.tol.submission import submit_request
+from transomd.words import IntentKind, IntentState
+
+Result = dict[str, Any]
+
+
+def identity(uid: int) -> UserIdentity | None:
+    """Return who to run as; None when that is this process's own user already."""
+    return None if uid == os.geteuid() else user_identity(uid)
+
+
+class Hands:
+    """Acts on behalf of an administrator, one node at a time, each with a result of its own."""
+
+    def __init__(self, operator: Operator, settings: Settings, clock: Callable[[], float], daemon_url: str) -> None:
+        self._operator = operator
+        self._settings = settings
+        self._clock = clock
+        self._daemon_url = daemon_url
+
+    def plan(self, job: Job, spec: JobSpec) -> SubmitRequest:
+        """Return the sbatch call that a submission would make; job and attempt numbers are not yet given."""
+        attempt = Attempt(job_id=0, number=1, tag=f"{job.name}.tr-{job.token_sha256[:8]}-1", created_at=self._clock())
+        return submit_request(job, spec, attempt, self._daemon_url, self._settings, None)
+
+    async def drain(self, names: Iterable[str], reason: str, *, dry_run: bool) -> list[Result]:
+        """Drain nodes that nobody else holds."""
+        nodes = self._nodes()
+        return [await self._drain(nodes.get(name), name, reason, dry_run) for name in names]
+
+    async def _drain(self, node: SlurmNode | None, name: str, reason: str, dry_run: bool) -> Result:
+        command = f"scontrol update nodename={name} state=drain reason={reason!r}"
+        if node is None:
+            return _result(name, False, "Slurm does not know this node", "sinfo -N")
+        if drain_refusal(node):
+            return _result(name, False, f"{drain_refusal(node)}; left as it is", f"scontrol show node {name}")
+        if dry_run:
+            return _result(name, False, "would be drained", command)
+        return await self._carry_out(IntentKind.DRAIN, name, {"reason": reason}, command, "drained")
+
+    async def undrain(self, names: Iterable[str], who: str, *, dry_run: bool) -> list[Result]:
+        """Resume nodes whose drain is still exactly as transom wrote it; nobody else's drain is undone."""
+        nodes = self._nodes()
+        records = {r.name: r for r in await self._operator.db(self._operator.store.nodes)}
+        return [await self._undrain(nodes.get(n), records.get(n), n, who, dry_run) for n in names]
+
+    async def _undrain(
+        self, node: SlurmNode | None, record: NodeRecord | None, name: str, who: str, dry_run: bool
+    ) -> Result:
+        command = f"scontrol update nodename={name} state=undrain"
+        if node is None:
+            return _result(name, False, "Slurm does not know this node", "sinfo -N")
+        if not node.status.drain:
+            return _result(name, False, "is not drained", "")
+        if record is None or not owned(node, record):
+            said = f"was drained by {node.reason_user or 'somebody'}, not by transom: {node.reason}"
+            return _result(name, False, f"{said}; it is left alone", command)
+        if dry_run:
+            return _result(name, False, "would be undrained", command)
+        args = {"reason": record.drain_reason, "user": record.drain_user, "time": record.drain_time, "who": who}
+        return await self._carry_out(IntentKind.UNDRAIN, name, args, command, "undrained")
+
+    async def _carry_out(self, kind: IntentKind, name: str, args: Result, command: str, done: str) -> Result:
+        intent = Intent(
+            key=f"manual-{kind}:{name}:{uuid.uuid4().hex[:12]}",
+            kind=kind.value,
+            state=IntentState.PENDING.value,
+            created_at=self._clock(),
+            args={"node": name, "check": "manual", **args},
+        )
+        ended = await self._operator.act_now(intent)
+        if ended.state == IntentState.DONE:
+            return _result(name, True, done, command)
+        return _result(name, False, str(ended.outcome.get("error", "still being tried")), command)
+
+    def _nodes(self) -> dict[str, SlurmNode]:
+        slurm = self._operator.world().slurm
+        if slurm.nodes is None:
+            raise UnreachableError(f"Slurm does not answer: {slurm.error or 'not asked yet'}", hint="scontrol ping")
+        return dict(slurm.nodes)
+
+
+def _result(node: str, done: bool, message: str, command: str) -> Result:
+    return {"node": node, "done": done, "message": message, "command": command}
