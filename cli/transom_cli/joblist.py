@@ -5,30 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transom_cli.text import ago, hosts, table
+from transom_cli.text import ago, hosts, table, wrapped
 
-HEADER = ("ID", "NAME", "USER", "STATE", "STEP", "NODES", "CHANGED", "WHY")
-LIMITS = (8, 18, 10, 10, 9, 16, 8, 0)
+HEADER: tuple[str, ...] = ("ID", "NAME", "USER", "STATE", "STEP", "CHANGED", "NODES", "WHY")
+LIMITS: tuple[int, ...] = (8, 18, 10, 10, 9, 8, 24, 0)
+WIDE = 110
+"""Columns from which the reason has a column; below, it has a line of its own where a person should see it."""
+
+_TELLING = ("held", "recovering", "failed")
+
+Line = tuple[str, str]
 
 
-def job_list(jobs: Sequence[Mapping[str, Any]], *, now: float, columns: int) -> list[str]:
-    """Return one line a job under a header, within ``columns``."""
-    return table(HEADER, [_row(job, now) for job in jobs], LIMITS, columns)
+def job_list(jobs: Sequence[Mapping[str, Any]], *, now: float, columns: int) -> list[Line]:
+    """Return a header and a line a job within ``columns``, each with the state it shows (empty: none)."""
+    rows = [_row(job, now) for job in jobs]
+    wide = not columns or columns >= WIDE
+    shown = slice(None) if wide else slice(len(HEADER) - 1)
+    header, *lines = table(HEADER[shown], [row[shown] for row in rows], LIMITS[shown], columns)
+    told: list[Line] = [(header, "")]
+    for job, line in zip(jobs, lines, strict=True):
+        state = str(job.get("state"))
+        told.append((line, state))
+        if not wide and state in _TELLING:
+            told += [(more, "") for more in wrapped(str(job.get("reason")), columns, indent="    ")]
+    return told
 
 
 def _row(job: Mapping[str, Any], now: float) -> tuple[str, ...]:
+    step = job.get("step")
     return (
         str(job.get("id", "")),
         str(job.get("name", "")),
         str(job.get("user", "")),
         str(job.get("state", "")),
-        _step(job),
-        hosts(job.get("nodes") or ()) or "-",
+        "-" if step is None else str(step),
         ago(job.get("changed_at"), now).removesuffix(" ago"),
+        hosts(job.get("nodes") or ()) or "-",
         str(job.get("reason", "")),
     )
-
-
-def _step(job: Mapping[str, Any]) -> str:
-    step = job.get("step")
-    return "-" if step is None else str(step)

@@ -43,9 +43,10 @@ def _where(job: Json, view: Json, now: float, columns: int) -> Iterator[str]:
 
 
 def _facts(job: Json, view: Json, now: float) -> Iterator[tuple[str, str]]:
-    nodes, spares = job.get("nodes") or [], job.get("spares") or 0
-    if nodes:
-        yield "nodes", f"{hosts(nodes)} ({len(nodes)}{_spares(spares)})"
+    if job.get("nodes"):
+        yield "nodes", f"{hosts(job['nodes'])} ({len(job['nodes'])})"
+    if job.get("spares"):
+        yield "spares", hosts(job["spares"]) if isinstance(job["spares"], list) else str(job["spares"])
     for attempt in view.get("attempts") or ():
         yield "attempt", _attempt(attempt, now)
     if job.get("step") is not None:
@@ -57,13 +58,6 @@ def _facts(job: Json, view: Json, now: float) -> Iterator[tuple[str, str]]:
         yield "run folder", str(job["run_dir"])
     end = f", ended {ago(job['finished_at'], now)}" if job.get("finished_at") else ""
     yield "submitted", f"{ago(job.get('created_at'), now)}{end}"
-
-
-def _spares(spares: Any) -> str:
-    """``spares`` is a number, or the list of nodes that wait."""
-    if isinstance(spares, (list, tuple)):
-        return f" and {hosts(spares)} spare" if spares else ""
-    return f" of which {spares} spare" if spares else ""
 
 
 def _attempt(attempt: Json, now: float) -> str:

@@ -73,7 +73,7 @@ def ago(then: object, now: float) -> str:
     """Return ``3m12s ago`` for a time in Unix seconds; ``-`` when there is none."""
     if not isinstance(then, (int, float)):
         return "-"
-    return f"{span(now - then)} ago"
+    return f"{span(round(now - then))} ago"
 
 
 def size(count: float) -> str:

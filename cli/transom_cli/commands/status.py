@@ -95,8 +95,7 @@ def _list(answer: Json, now: float, columns: int) -> list[str]:
     lines = _warnings(answer["daemon"])
     if not jobs:
         return [*lines, "no jobs; submit one with: transom submit job.yaml"]
-    header, *rows = job_list(jobs, now=now, columns=columns)
-    return [*lines, header, *(_coloured(row, str(job.get("state"))) for row, job in zip(rows, jobs, strict=True))]
+    return lines + [_coloured(line, state) for line, state in job_list(jobs, now=now, columns=columns)]
 
 
 def _coloured(row: str, state: str) -> str:
