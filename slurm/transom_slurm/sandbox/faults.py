@@ -13,6 +13,7 @@ from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxUs
 from transom_slurm.sandbox.waiting import until
 
 _SHELLS = ("sh", "bash", "dash", "zsh")
+_AS_NEW = "GPUs and kernel log as after a reboot"
 _NOT_RANKS = ("srun", "slurmstepd", "slurm_script")
 
 
@@ -160,7 +161,7 @@ def heal(spec: ClusterSpec, node: str) -> tuple[str, ...]:
     gpus.boot(spec.layout.node(node), node, spec.gpus)
     if spec.namespaces and not netns.powered(spec, node):
         netns.boot_nodes(spec, [node])
-        return ("booted",)
+        return ("booted", _AS_NEW)
     if spec.namespaces and not netns.link_up(spec, node):
         netns.set_link(spec, node, up=True)
         done.append("cable mended")
@@ -171,4 +172,4 @@ def heal(spec: ClusterSpec, node: str) -> tuple[str, ...]:
     if not slurmd_pids(spec, node):
         run([f"{spec.layout.lib}/node", node, *slurmd(node)], f"start slurmd on {node}")
         done.append("slurmd started")
-    return (*done, "GPUs and kernel log as after a reboot")
+    return (*done, _AS_NEW)
