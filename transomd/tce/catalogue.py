@@ -111,12 +111,6 @@ def load_parts(folder: Path, manifest: StepManifest, names: Iterable[str]) -> li
     return [part for rank in written for part in rank.parts if part.name in wanted]
 
 
-def ranks_there(folder: Path) -> set[int]:
-    """The ranks whose manifest lies in ``folder``."""
-    ranks = (parse_rank_manifest_name(name) for name in os.listdir(folder))
-    return {rank for rank in ranks if rank is not None}
-
-
 def _look(folder: Path) -> Checkpoint | None:
     """What stands in one folder; None if it vanished meanwhile."""
     step, epoch = parse_step_folder(folder.name) or (0, 0)

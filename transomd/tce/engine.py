@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import os
-import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from transomd.tce import epochs, restore, retention
 from transomd.tce.catalogue import list_checkpoints
+from transomd.tce.environment import at_least, from_environment, place
 from transomd.tce.errors import CheckpointError, human_bytes, storage_error
 from transomd.tce.files import make_folder
 from transomd.tce.handle import SaveHandle
@@ -52,8 +51,8 @@ class CheckpointEngine:
         strict: bool = False,
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
-        self.rank, self.world_size = _place(rank, world_size)
-        self.keep = _at_least(keep, 1, "keep")
+        self.rank, self.world_size = place(rank, world_size)
+        self.keep = at_least(keep, 1, "keep")
         self.resume_step = resume_step
         self.strict = strict
         self.saved = self.failed = 0
@@ -72,7 +71,7 @@ class CheckpointEngine:
         Reads TRANSOM_CHECKPOINT_DIR, TRANSOM_EPOCH, TRANSOM_RESUME_STEP (empty: the newest),
         TRANSOM_CHECKPOINT_KEEP, RANK and WORLD_SIZE. CheckpointError names a variable that is missing or wrong.
         """
-        return cls(**{**_from_environment(os.environ, overrides), **overrides})
+        return cls(**{**from_environment(os.environ, overrides), **overrides})
 
     def save(self, step: int, state: Mapping[str, Any]) -> SaveHandle:
         """Write the state of ``step``; when this returns, ``state`` may change.
@@ -80,21 +79,15 @@ class CheckpointEngine:
         Every rank calls it with the same step; no rank waits for another. Raises CheckpointError for a state that
         could not be loaded again, whatever ``strict`` says; any other failure is in the handle.
         """
-        step = _at_least(step, 0, "step")
+        step = at_least(step, 0, "step")
         payloads = self._plan(state)
         self._settle()
-        if self._writer.written(step):
-            log.warning("step %d was saved in this epoch already; it is not written again", step)
-            return SaveHandle(step, lambda: self._progress(step))
-        begun = time.monotonic()
-        error = self._write(step, payloads)
-        handle = SaveHandle(step, lambda: self._progress(step), error)
-        if error is not None:
-            return self._failed(handle, error)
-        self.saved += 1
+        self._tell_unfinished()
+        handle = SaveHandle(step, lambda: self._progress(step))
+        handle.error = self._write(step, payloads)
+        if handle.error is not None:
+            return self._failed(handle, handle.error)
         self._pending[step] = handle
-        size = sum(payload.bytes for payload in payloads)
-        log.info("step %d: rank %d wrote %s in %.2f s", step, self.rank, human_bytes(size), time.monotonic() - begun)
         self._settle()
         return handle
 
@@ -134,7 +127,7 @@ class CheckpointEngine:
         which merely loads does not fence the one that trains.
         """
         if epoch is not None:
-            self._claim_given(_at_least(epoch, 0, "epoch"))
+            self._claim_given(at_least(epoch, 0, "epoch"))
             return epoch, ""
         if self.world_size == 1:
             return (epochs.newest_epoch(self.directory) or 0) + 1, uuid.uuid4().hex
@@ -186,6 +179,10 @@ class CheckpointEngine:
         try:
             make_folder(self.directory)
             epochs.claim_epoch(self.directory, self.epoch, self._token)
+            if self._writer.written(step):
+                log.warning("step %d was saved in this epoch already; it is not written again", step)
+                return None
+            begun = time.monotonic()
             self._writer.write(step, payloads)
         except CheckpointError as error:
             return error
@@ -193,6 +190,9 @@ class CheckpointEngine:
             told = self._told(step, error, sum(payload.bytes for payload in payloads))
             self._writer.fail(step, str(told))
             return told
+        size = human_bytes(sum(payload.bytes for payload in payloads))
+        log.info("step %d: rank %d wrote %s in %.2f s", step, self.rank, size, time.monotonic() - begun)
+        self.saved += 1
         return None
 
     def _told(self, step: int, error: OSError | MemoryError, needed: int) -> CheckpointError:
@@ -212,6 +212,15 @@ class CheckpointEngine:
         """Complete earlier steps whose last rank has written since."""
         for step in sorted(self._pending):
             self._progress(step)
+
+    def _tell_unfinished(self) -> None:
+        for step in self._pending:
+            missing = self._writer.missing_rank(step)
+            if missing is not None:
+                log.warning(
+                    "step %d is still incomplete: rank %d has not written (is %s shared by all nodes?)",
+                    step, missing, self.directory,
+                )  # fmt: skip
 
     def _progress(self, step: int) -> bool:
         """Whether ``step`` is complete; completes it if it can be. What keeps it from that goes into its handle."""
@@ -258,64 +267,6 @@ class CheckpointEngine:
         for folder in going:
             epochs.check_epoch(self.directory, self.epoch)
             retention.remove_checkpoint(folder)
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and world size: as given, else of the process group, else of the environment, else alone."""
-    if rank is None and world_size is None:
-        module: Any = sys.modules.get("torch.distributed")
-        if module is not None and module.is_available() and module.is_initialized():
-            return module.get_rank(), module.get_world_size()
-        rank = _whole_number(os.environ, "RANK")
-        world_size = _whole_number(os.environ, "WORLD_SIZE")
-    if rank is None and world_size is None:
-        return 0, 1
-    if rank is None or world_size is None or not 0 <= rank < world_size:
-        raise CheckpointError(
-            f"rank {rank} of {world_size} ranks is not possible",
-            hint="give rank and world_size together, or set RANK and WORLD_SIZE as torchrun does",
-        )
-    return rank, world_size
-
-
-def _from_environment(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    if not environ.get("TRANSOM_CHECKPOINT_DIR") and "directory" not in overrides:
-        raise CheckpointError(
-            "TRANSOM_CHECKPOINT_DIR is not set: this program was not started by transom",
-            hint="set it to a directory, or use CheckpointEngine('a/directory') or from_env(directory='a/directory')",
-        )
-    numbers = {
-        "epoch": _whole_number(environ, "TRANSOM_EPOCH"),
-        "resume_step": _whole_number(environ, "TRANSOM_RESUME_STEP"),
-        "keep": _whole_number(environ, "TRANSOM_CHECKPOINT_KEEP"),
-    }
-    found: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
-    for name in ("RANK", "WORLD_SIZE"):
-        if "epoch" in found and name.lower() not in overrides and not environ.get(name):
-            raise CheckpointError(
-                f"{name} is not set, but TRANSOM_EPOCH is: the ranks of this start cannot be told apart",
-                hint=f"transom's launcher and torchrun set {name}; outside of transom unset TRANSOM_EPOCH",
-            )
-    return {"directory": environ.get("TRANSOM_CHECKPOINT_DIR"), **found}
-
-
-def _whole_number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "").strip()
-    if not text:
-        return None
-    if not text.isdecimal():
-        raise CheckpointError(f"{name} is {text!r}, which is not a whole number", hint=f"correct or unset {name}")
-    return int(text)
-
-
-def _at_least(value: int, least: int, name: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise CheckpointError(f"{name} is {value!r} and must be a whole number of at least {least}")
-    return number
 
 
 def _names(replicated: Iterable[str]) -> Iterable[str]:

@@ -68,11 +68,15 @@ def _claim_text(epoch: int, token: str) -> bytes:
 
 
 def _check_token(path: Path, epoch: int, token: str) -> None:
-    claimed = json.loads(path.read_bytes())
-    if claimed["token"] != token:
+    try:
+        claimed = json.loads(path.read_bytes())
+        owner = f"process {claimed['pid']} on {claimed['host']}"
+        same = claimed["token"] == token
+    except (ValueError, KeyError, TypeError):
+        owner, same = "something that left no readable claim", False
+    if not same:
         raise CheckpointError(
-            f"{path.parent}: epoch {epoch} was taken by process {claimed['pid']} on {claimed['host']}: "
-            "two programs write into one directory",
+            f"{path.parent}: epoch {epoch} was taken by {owner}: two programs write into one directory",
             hint="give each program a directory of its own",
         )
 

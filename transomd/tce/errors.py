@@ -14,6 +14,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class CheckpointError(TransomError):
     """A checkpoint could not be saved or loaded; the message names step, file or key, and ``hint`` what to do."""
 
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        # A training program ends with a traceback, which shows notes (Python 3.11 and later) and no hints.
+        if hint and hasattr(self, "add_note"):
+            self.add_note(f"hint: {hint}")
+
 
 def human_bytes(count: float) -> str:
     """``count`` bytes for people: ``1.5 GiB``."""

@@ -18,7 +18,8 @@ from transomd.tce.errors import CheckpointError
 Path = tuple[Any, ...]
 _PLAIN = (type(None), bool, float, complex, str, bytes, bytearray, torch.dtype, torch.device, torch.Size)
 _KEYS = (type(None), bool, int, float, str, bytes)
-_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+# torch before 2.5 has no Buffer.
+_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 # torch.load(weights_only=True) reads integers of up to 255 bytes.
 _INT_BITS = 255 * 8 - 1
@@ -69,7 +70,11 @@ def take_apart(state: Mapping[str, Any]) -> Layout:
 
 def is_stateful(value: object) -> bool:
     """Whether ``value`` is an object that saves and loads itself (a module, an optimizer, a scheduler, a scaler)."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    return (
+        not isinstance(value, type)
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    )
 
 
 def is_array(value: object) -> bool:
@@ -92,6 +97,8 @@ class _Walk:
             return self._tensor(value, path)
         if is_array(value):
             return self._array(value, path)
+        if type(value) is bytes and not value:
+            return self._empty_bytes(path)
         if type(value) in _PLAIN:
             return value
         if type(value) is int:
@@ -136,7 +143,15 @@ class _Walk:
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> None:
         _check_tensor(tensor, path)
-        view = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj())
+        view = (
+            tensor.data_ptr(),
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.device,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
         name = self._names.get(view) if tensor.numel() else None
         if name is None:
             name = self._new_name(path)
@@ -145,16 +160,25 @@ class _Walk:
         self.layout.tensors[path] = name
 
     def _array(self, array: Any, path: Path) -> None:
+        numpy = sys.modules["numpy"]
+        scalar = isinstance(array, numpy.generic)
+        if not scalar and type(array) is not numpy.ndarray:
+            raise _refused(path, array, "subclasses of numpy arrays cannot be rebuilt", "save its plain arrays")
         try:
-            tensor = torch.from_numpy(array.copy(order="C") if array.ndim else array.reshape(1).copy()).reshape(
-                array.shape
-            )
+            tensor = torch.from_numpy(numpy.array(array, order="C"))
         except (TypeError, ValueError) as error:
             raise _refused(path, array, f"numpy type {array.dtype}: {error}", "convert it to numbers first") from error
         name = self._new_name(path)
         self.layout.values[name] = tensor
         self.layout.tensors[path] = name
-        self.layout.arrays[path] = (str(array.dtype), not hasattr(array, "__array_function__"))
+        self.layout.arrays[path] = (str(array.dtype), scalar)
+
+    def _empty_bytes(self, path: Path) -> None:
+        """Note ``b""``, the one plain value that torch.load(weights_only=True) refuses, as an array of no bytes."""
+        name = self._new_name(path)
+        self.layout.values[name] = torch.empty(0, dtype=torch.uint8)
+        self.layout.tensors[path] = name
+        self.layout.arrays[path] = ("bytes", True)
 
     def _new_name(self, path: Path) -> str:
         """``model.layers.0.weight``; two paths that read alike get different names."""
@@ -173,6 +197,8 @@ def _check_tensor(tensor: torch.Tensor, path: Path) -> None:
         raise _refused(path, tensor, "sparse and quantized tensors are not supported", "save its dense parts")
     if tensor.device.type == "meta":
         raise _refused(path, tensor, "it has no data (device meta)", "materialise it before saving")
+    if tensor.numel() and not tensor.data_ptr():
+        raise _refused(path, tensor, "its memory was freed or never allocated", "gather it before saving")
 
 
 def _bounded(value: int, path: Path) -> int:
@@ -184,8 +210,10 @@ def _bounded(value: int, path: Path) -> int:
 def _key(key: Any, path: Path) -> Any:
     if type(key) is tuple:
         return tuple(_key(item, path) for item in key)
-    if type(key) not in _KEYS:
-        raise _refused((*path, key), key, "keys must be strings, numbers, bytes, None or tuples of these", "rename it")
+    if type(key) not in _KEYS or key == b"":
+        raise _refused(
+            (*path, key), key, "keys must be strings, numbers, bytes (not empty), None or tuples of these", "rename it"
+        )
     return _bounded(key, path) if type(key) is int else key
 
 
@@ -217,6 +245,8 @@ def rebuild(layout: Layout, node: Any, path: Path, read: Callable[[str], torch.T
 
 
 def as_array(tensor: torch.Tensor, kind: tuple[str, bool]) -> Any:
-    """The numpy array, or scalar, that ``tensor`` was."""
+    """The numpy array or scalar, or the empty bytes, that ``tensor`` was."""
+    if kind[0] == "bytes":
+        return b""
     array = tensor.numpy()
     return array[()] if kind[1] else array

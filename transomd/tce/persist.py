@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transomd.tce.catalogue import ranks_there, step_folders
+from transomd.tce.catalogue import step_folders
 from transomd.tce.epochs import check_epoch
 from transomd.tce.errors import CheckpointError
 from transomd.tce.files import digest, link_file, make_folder, remove_files, sync_folder, write_file
@@ -85,12 +85,23 @@ class Writer:
         Raises OSError, CheckpointError when a newer epoch is at work, ValueError if a rank manifest is damaged.
         """
         folder = self.folder(step)
-        if self.complete(step) or not self._everyone_there(folder):
+        if self.complete(step) or self.missing_rank(step) is not None:
             return False
         ranks = [self._read_rank(folder, rank) for rank in range(self.world_size)]
         content = encode(_step_manifest(step, self.epoch, ranks))
         check_epoch(self.directory, self.epoch)
+        # Whoever made the folder may have died before its name was durable.
+        sync_folder(self.directory)
         return link_file(folder / MANIFEST, content)
+
+    def missing_rank(self, step: int) -> int | None:
+        """A rank that has not written ``step`` yet; None: all have.
+
+        Asks from the next rank on, and stops at the first that is missing: of many ranks only the last asks for all.
+        """
+        folder = self.folder(step)
+        others = ((self.rank + 1 + offset) % self.world_size for offset in range(self.world_size))
+        return next((rank for rank in others if not (folder / rank_manifest_name(rank)).exists()), None)
 
     def fail(self, step: int, message: str) -> None:
         """Take back this rank's files of ``step``, and tell the other ranks that it will never be complete."""
@@ -121,11 +132,6 @@ class Writer:
     def _remove_own(self, folder: Path) -> None:
         own = sorted((name for name in os.listdir(folder) if self._own.fullmatch(name)), key=_manifest_first)
         remove_files(folder / name for name in own)
-
-    def _everyone_there(self, folder: Path) -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            return ranks_there(folder) >= set(range(self.world_size))
-        return False
 
     def _read_rank(self, folder: Path, rank: int) -> tuple[RankManifest, bytes]:
         content = (folder / rank_manifest_name(rank)).read_bytes()

@@ -58,7 +58,8 @@ def find(directory: Path, rank: int, world_size: int, bound: int | None) -> Foun
             return Found(directory / agreed, read_step_manifest(directory / agreed))
         refuted[directory / agreed] = _told(agreed, problems)
         log.warning("%s: %s; trying the next older checkpoint", directory, refuted[directory / agreed])
-    _check_none_left(directory, bound, exchange(list(refuted.values())))
+    seen = _seen(directory, bound, refuted)
+    _check_none_left(directory, bound, exchange([*refuted.values(), *_only_here(rank, seen)]))
     return None
 
 
@@ -93,6 +94,10 @@ def _seen(directory: Path, bound: int | None, refuted: dict[Path, str]) -> list[
             continue
         names.append(folder.name)
     return names
+
+
+def _only_here(rank: int, seen: list[str] | str) -> list[str]:
+    return [f"rank {rank} sees {name}, not every other rank does" for name in seen] if isinstance(seen, list) else []
 
 
 def _order(name: str) -> tuple[int, int]:
