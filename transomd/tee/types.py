@@ -74,8 +74,8 @@ class Chunk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What failed, whose fault it is and what to do. ``nodes`` are those blamed: with blame ``unknown`` there are none,
-    while ``ranks`` may then still name those to look at. ``drainable`` nodes are those of ``nodes`` that evidence no user
-    can forge confirms. ``evidence`` begins with the piece that decided.
+    while ``ranks`` may then still name those to look at. ``drainable`` nodes are those of ``nodes`` that evidence which
+    no user can forge confirms. ``evidence`` begins with the piece that decided.
     """
 
     failure_class: FailureClass

@@ -1,0 +1,93 @@
+"""Rules for jobs that stand still: which rank do the others wait for?"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from transomd.tee import sentences
+from transomd.tee.case import Case, ranks_of
+from transomd.tee.types import Evidence, Verdict
+from transomd.words import Action, Blame, Confidence, FailureClass
+
+_WORK = re.compile(r"SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,40})")
+
+
+def stuck_process(case: Case) -> Verdict | None:
+    """A rank whose process is stopped, dead but not buried, or waiting in the kernel."""
+    found = case.of("PROCESS-STOPPED") or case.of("PROCESS-ZOMBIE") or case.of("PROCESS-UNINTERRUPTIBLE")
+    if not found or any(one.source == "log" and one.blame is Blame.PROGRAM for one in case.roots):
+        return None
+    return _hang(sentences.stuck(found), found, Confidence.MEDIUM)
+
+
+def missing_rank(case: Case) -> Verdict | None:
+    """No progress, or collectives that timed out: name the ranks that are behind, if they can be told."""
+    timeouts = case.of("PG-TIMEOUT")
+    stalls = case.of("NO-PROGRESS")
+    if not timeouts and not stalls:
+        return None
+    behind, why = _behind(timeouts, case.ranks)
+    if why == "operations":
+        return Verdict(
+            failure_class=FailureClass.USER_CODE,
+            blame=Blame.PROGRAM,
+            action=Action.STOP,
+            confidence=Confidence.MEDIUM,
+            summary=sentences.operations_differ(timeouts),
+            ranks=behind,
+            evidence=tuple(timeouts),
+        )
+    decisive = [_suspect(rank, case) for rank in behind] if behind else []
+    return _hang(sentences.hang(behind, why, stalls, timeouts), decisive + stalls + timeouts, Confidence.LOW, behind)
+
+
+def _suspect(rank: int, case: Case) -> Evidence:
+    """Say where the suspect is, so that the next failure can be compared with this one."""
+    node = next((node for node, ranks in case.ranks_by_node.items() if rank in ranks), "")
+    first = (case.of("PG-TIMEOUT") or case.of("NO-PROGRESS"))[0]
+    return Evidence(
+        source="progress",
+        signature="RANK-BEHIND",
+        text=f"rank {rank} is behind the others",
+        role=first.role,
+        failure_class=FailureClass.NCCL_HANG,
+        at=first.at,
+        node=node,
+        rank=rank,
+    )
+
+
+def _behind(timeouts: Sequence[Evidence], everyone: set[int]) -> tuple[tuple[int, ...], str]:
+    """Return the ranks that the others wait for and how that is known: silent, sequence, operations, or not at all."""
+    waiting = set(ranks_of(timeouts))
+    silent = everyone - waiting
+    if waiting and silent and len(silent) * 2 <= len(everyone):
+        return tuple(sorted(silent)), "silent"
+    work = {one.rank: match for one in timeouts if one.rank is not None and (match := _WORK.search(one.text))}
+    if len(work) < 2:
+        return (), ""
+    lowest = min(int(match["seq"]) for match in work.values())
+    late = [rank for rank, match in work.items() if int(match["seq"]) == lowest]
+    if len(late) < len(work):
+        return (tuple(sorted(late)), "sequence") if len(late) * 2 <= len(work) else ((), "")
+    operations = Counter(match["op"] for match in work.values())
+    if len(operations) > 1:
+        rare = operations.most_common()[-1][0]
+        return tuple(sorted(rank for rank, match in work.items() if match["op"] == rare)), "operations"
+    return (), ""
+
+
+def _hang(
+    summary: str, evidence: Sequence[Evidence], confidence: Confidence, ranks: tuple[int, ...] | None = None
+) -> Verdict:
+    return Verdict(
+        failure_class=FailureClass.NCCL_HANG,
+        blame=Blame.UNKNOWN,
+        action=Action.RESTART,
+        confidence=confidence,
+        summary=summary,
+        ranks=ranks_of(evidence) if ranks is None else ranks,
+        evidence=tuple(evidence),
+    )
