@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from transomd.health.ssh import SshSettings
@@ -83,6 +86,14 @@ class Sshd:
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.stop(name)
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """A directory that every user may write to; pytest's own are closed to all but their owner."""
+    with tempfile.TemporaryDirectory(prefix="transom-test-") as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
 
 
 def keygen(path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from health_sshd import Sshd, keygen
+from health_sshd import Sshd, keygen, open_directory
 
 from transomd.health.ssh import SshFailure, SshPool, command_line
 
@@ -33,6 +33,12 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 async def pool(sshd: Sshd) -> AsyncIterator[SshPool]:
     async with SshPool(sshd.settings()) as opened:
         yield opened
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with open_directory() as path:
+        yield path
 
 
 async def alive(pid: int, deadline: float = 5.0) -> bool:
@@ -129,18 +135,15 @@ async def test_output_is_bounded(sshd: Sshd) -> None:
 
 
 @pytest.mark.parametrize("user", [None, USER])
-async def test_deadline_kills_the_whole_group_on_the_node(pool: SshPool, tmp_path: Path, user: str | None) -> None:
-    tmp_path.chmod(0o777)
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(0o755)
-    script = f"trap '' TERM HUP; sleep 300 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/self; wait"
+async def test_deadline_kills_the_whole_group_on_the_node(pool: SshPool, shared: Path, user: str | None) -> None:
+    script = f"trap '' TERM HUP; sleep 300 & echo $! > {shared}/child; echo $$ > {shared}/self; wait"
     began = time.monotonic()
     with pytest.raises(SshFailure) as caught:
         await pool.run("n1", ["sh", "-c", script], timeout=1, user=user)
     assert caught.value.kind == "timeout"
     assert time.monotonic() - began < 3.5
     for name in ("child", "self"):
-        assert not await alive(await read_pid(tmp_path / name))
+        assert not await alive(await read_pid(shared / name))
     assert (await pool.run("n1", ["true"], timeout=10)).rc == 0
 
 

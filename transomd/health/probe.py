@@ -21,11 +21,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 
 Json = Dict[str, Any]
 
-DEFAULTS = {
+DEFAULTS: Json = {
     "deadline": 8.0,
     "parts": ["gpus", "remaps", "processes", "kernel", "disk", "mounts", "memory", "load", "tasks", "host"],
     "disk": ["/", "/tmp"],
@@ -34,7 +35,7 @@ DEFAULTS = {
     "window": 86400.0,
     "kernel_logs": ["/var/log/kern.log"],
     "nvidia_smi": ["/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi"],
-}  # type: Json
+}
 VERSION = 1
 MARGIN = 0.5
 CLOCK_MARGIN = 2.0
@@ -106,7 +107,7 @@ def nvidia_smi(request: Json) -> str:
 def query(request: Json, what: str, columns: List[str]) -> Json:
     """Rows of one csv query. A column that this driver does not know is left out and named in ``unknown``."""
     path = nvidia_smi(request)
-    unknown = []  # type: List[str]
+    unknown: List[str] = []
     wanted = list(columns)
     while True:
         code, text = command([path, "--query-%s=%s" % (what, ",".join(wanted)), "--format=csv,noheader,nounits"])
@@ -155,7 +156,7 @@ def part_processes(request: Json) -> Json:
 
 def owner(pid: str) -> Json:
     """User, Slurm job and transom job of a process, as far as they can be read."""
-    answer = {"uid": None, "slurm_job": "", "transom_job": ""}  # type: Json
+    answer: Json = {"uid": None, "slurm_job": "", "transom_job": ""}
     try:
         answer["uid"] = os.stat("/proc/" + pid).st_uid
         job = re.search(r"/job_(\d+)(?:/|$)", slurp("/proc/%s/cgroup" % pid), re.MULTILINE)
@@ -200,7 +201,7 @@ def part_kernel(request: Json) -> Json:
     """
     now, boot = time.time(), boot_time()
     since = max(boot - CLOCK_MARGIN, now - request["window"])
-    events = {}  # type: Dict[Tuple[str, ...], Json]
+    events: Dict[Tuple[str, ...], Json] = {}
     sources, failures, dropped = [], [], False
     for name, read in kernel_sources(request, boot):
         try:
@@ -219,7 +220,7 @@ def part_kernel(request: Json) -> Json:
 
 def kernel_sources(request: Json, boot: float) -> List[Tuple[str, Callable[[], List[str]]]]:
     """The ring buffer and every log asked for, each with what reads its lines."""
-    logs = [(path, lambda path=path: log_tail(path, boot)) for path in request["kernel_logs"]]
+    logs = [(path, partial(log_tail, path, boot)) for path in request["kernel_logs"]]
     return [("dmesg", ring_buffer), *logs]
 
 
@@ -244,7 +245,7 @@ def log_tail(path: str, boot: float) -> List[str]:
 
 def group(lines: List[str], tagged: bool, since: float, now: float, boot: float) -> Dict[Tuple[str, ...], Json]:
     """The lines of interest written after ``since``, by kind, code, device and severity."""
-    groups = {}  # type: Dict[Tuple[str, ...], Json]
+    groups: Dict[Tuple[str, ...], Json] = {}
     for line in filter(interesting, lines):
         when, text = line_time(line, now, boot)
         entry = classify(text, tagged)
@@ -383,7 +384,7 @@ def part_load(request: Json) -> Json:
 def part_tasks(request: Json) -> Json:
     """How many processes are zombies or wait in the kernel (D), and the first few of the latter."""
     counts = {"D": 0, "Z": 0}
-    waiting = []  # type: List[Json]
+    waiting: List[Json] = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             name, _, rest = slurp("/proc/%s/stat" % pid).rpartition(")")
@@ -445,7 +446,7 @@ def covering_mount(path: str) -> Json:
 
 # ------------------------------------------------------------------------------------------------- running
 
-PARTS = {
+PARTS: Dict[str, Callable[[Json], Json]] = {
     "gpus": part_gpus,
     "remaps": part_remaps,
     "processes": part_processes,
@@ -454,7 +455,7 @@ PARTS = {
     "load": part_load,
     "tasks": part_tasks,
     "host": part_host,
-}  # type: Dict[str, Callable[[Json], Json]]
+}
 
 
 class Task:
@@ -486,7 +487,7 @@ class Task:
             waited = time.monotonic() - self.began
             return {"error": "no answer after %.1f s" % waited, "kind": "timeout", "started": self.data[:1] == b"S"}
         try:
-            answer = json.loads(self.data[1:].decode("utf-8"))  # type: Json
+            answer: Json = json.loads(self.data[1:].decode("utf-8"))
         except ValueError:
             answer = {"error": "the part ended without an answer", "kind": "failed"}
         return answer
@@ -521,21 +522,21 @@ def child(work: Callable[[], Json], write: int) -> NoReturn:
 
 def start(request: Json, end: float) -> List[Task]:
     """Start every part asked for, each path of ``disk`` and ``mounts`` as a task of its own."""
-    tasks = []  # type: List[Task]
+    tasks: List[Task] = []
     mount_end = min(end, time.monotonic() + request["mount_deadline"])
     for name in request["parts"]:
         if name == "disk":
-            tasks += [Task(name, path, lambda path=path: disk(path), mount_end) for path in request["disk"]]  # type: ignore[misc]
+            tasks += [Task(name, path, partial(disk, path), mount_end) for path in request["disk"]]
         elif name == "mounts":
-            tasks += [Task(name, path, lambda path=path: mount(path), mount_end) for path in request["mounts"]]  # type: ignore[misc]
+            tasks += [Task(name, path, partial(mount, path), mount_end) for path in request["mounts"]]
         elif name in PARTS:
-            tasks.append(Task(name, "", lambda name=name: PARTS[name](request), end))  # type: ignore[misc]
+            tasks.append(Task(name, "", partial(PARTS[name], request), end))
     return tasks
 
 
 def gather(tasks: List[Task]) -> Json:
     """Collect answers until every task has answered or passed its deadline."""
-    facts = {}  # type: Json
+    facts: Json = {}
     running = {task.pipe: task for task in tasks}
     while running:
         now = time.monotonic()

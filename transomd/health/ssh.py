@@ -213,22 +213,36 @@ class SshPool:
         stdin: str | bytes | None = None,
         timeout: float,
         user: str | None = None,
+        together: bool = False,
     ) -> SshResult:
         """Run one command and return how it ended; raises SshFailure.
 
         ``timeout`` bounds the command, not the wait for a free slot nor the connecting (``connect_timeout``). With
         ``user`` it runs with that user's uid, gid and groups, in ``/``, with a clean environment; root is refused.
+        A command that waits for others (``together``) keeps no slot once it is started: it would wait for ever.
         """
         line = command_line(argv, timeout, user)
         held = self._nodes.setdefault(node, _Node())
-        async with self._slots, held.sessions:
-            running = _Running(await self._start(node, held, line), self._settings.output_limit)
-            try:
-                return await self._finish(node, held, running, _bytes(stdin), timeout)
-            finally:
-                running.process.close()
-                if not running.closed:
-                    await self._kill(held, running)
+        async with held.sessions:
+            if together:
+                async with self._slots:
+                    process = await self._start(node, held, line)
+                return await self._attend(node, held, process, _bytes(stdin), timeout)
+            async with self._slots:
+                process = await self._start(node, held, line)
+                return await self._attend(node, held, process, _bytes(stdin), timeout)
+
+    async def _attend(
+        self, node: str, held: _Node, process: _Process, stdin: bytes | None, timeout: float
+    ) -> SshResult:
+        """See a command through to its end, and leave nothing of it on the node."""
+        running = _Running(process, self._settings.output_limit)
+        try:
+            return await self._finish(node, held, running, stdin, timeout)
+        finally:
+            process.close()
+            if not running.closed:
+                await self._kill(held, running)
 
     async def _kill(self, held: _Node, running: _Running) -> None:
         """Kill a command that is given up. What cannot be reached is left to ``timeout`` on the node."""

@@ -1,0 +1,44 @@
+"""Send one of our self-contained scripts to a node's own Python and read its JSON answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transomd.health.ssh import SshFailure, SshPool, SshResult
+
+PYTHON = "/usr/bin/python3"
+"""The node's own interpreter, 3.6 or later; never a user's."""
+
+PROBE = Path(__file__).with_name("probe.py")
+END_JOB = Path(__file__).with_name("endjob.py")
+
+
+@cache
+def source(path: Path) -> bytes:
+    """A script's text, read once."""
+    return path.read_bytes()
+
+
+async def run_script(
+    pool: SshPool, node: str, script: Path, request: str, *, timeout: float, python: str = PYTHON
+) -> tuple[Mapping[str, Any], SshResult]:
+    """Run a script with a JSON request; its answer and how the command went.
+
+    Raises SshFailure, of kind ``other`` when the script failed or its last line is no JSON object. The interpreter runs
+    isolated: neither its environment nor any directory of a user's is looked at.
+    """
+    result = await pool.run(node, [python, "-I", "-S", "-", request], stdin=source(script), timeout=timeout)
+    lines = result.stdout.strip().splitlines()
+    try:
+        answer = json.loads(lines[-1]) if lines and not result.truncated else None
+    except ValueError:
+        answer = None
+    if result.rc or not isinstance(answer, dict):
+        last = (result.stderr.strip().splitlines() or ["no output"])[-1][:300]
+        cause = f"{script.name} exited with {result.rc} and no readable answer: {last}"
+        raise SshFailure(node, "other", cause, hint=f"ssh {node} {python} --version")
+    return answer, result
