@@ -1,3 +1,3 @@
-"""What runs inside the allocation: the launcher (one) and the agents (one a node). Nothing of the daemon is imported."""
+"""What runs inside the allocation: the launcher (one) and the agents (one a node)."""
 
 from __future__ import annotations

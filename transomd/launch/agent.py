@@ -1,7 +1,7 @@
 """The agent: one a node, a Slurm step of its own, that outlives the program, the launcher and the loss of other nodes.
 
 It dials the launcher that ``launcher.json`` names (another one after that launcher is gone), beats, and does what it is
-told about this node's processes. One JSON object a line. Standard library only: it must start in a fraction of a second.
+told about this node's processes. One JSON object a line. Standard library only: it must start at once.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
 from transomd.tce.catalogue import list_checkpoints
 from transomd.tee import detect
+from transomd.tee.progress import DEFAULT_PATTERN, Progress, Stall
 from transomd.tee.types import Evidence
 from transomd.words import ExitCode, LauncherPhase
 
@@ -176,7 +177,7 @@ class Launcher:
         count = len(nodes)
         argv = ["srun", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", f"--nodes={count}"]
         argv += [f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--job-name=agents"]
-        argv += ["--gres=none", "--mem=0", sys.executable, "-m", "transomd.launch.agent"]
+        argv += ["--mem=0", sys.executable, "-m", "transomd.launch.agent"]
         argv += [f"--run-dir={self.options.run_dir.root}", f"--job={self.options.job_id}"]
         argv += [f"--heartbeat={self.watch.heartbeat_s}"]
         log_file = os.open(
@@ -360,6 +361,8 @@ class Launcher:
         epoch = self._claim_epoch(order.epoch)
         if epoch is None:
             return
+        # Slurm places rank 0 on the first node in its own order, which is that of the allocation's list.
+        order = replace(order, nodes=[n for n in self.options.nodes if n in order.nodes])
         self._past_step = order.past_step
         started = time.time()
         report = LaunchReport(
@@ -401,11 +404,20 @@ class Launcher:
             master_port=port,
             spec=self.spec,
             env=self.options.run_dir.environment(),
+            left_out=tuple(n for n in self.options.nodes if n not in order.nodes),
         )
         self._program = Program(self.options.run_dir, plan)
-        self._logs = LogWatch(self._program.logs, self.spec, self.watch, tuple(order.nodes), time.time())
+        self._logs = LogWatch(self._program.logs, self.spec, plan.nodes, self._progress())
         log.info("epoch %d starts on %s", epoch, fold(order.nodes))
         await self._program.start(os.environ)
+
+    def _progress(self) -> Progress:
+        return Progress(
+            self.spec.watch.progress or DEFAULT_PATTERN,
+            now=time.time(),
+            floor_s=self.watch.stall_after_s,
+            first_s=self.watch.first_step_after_s,
+        )
 
     async def _watch_program(self) -> None:
         program, logs = self._program, self._logs
@@ -427,7 +439,7 @@ class Launcher:
             await self._fail("exit", logs.failing, detected_at=self._bad_exit_at)
             return
         stall = logs.stalled(time.time())
-        if stall:
+        if stall is not None:
             await self._hang(stall)
 
     def _note_steps(self, logs: LogWatch) -> None:
@@ -456,13 +468,19 @@ class Launcher:
             return
         await self._fail("exit", f"srun ended with exit code {program.rc}", detected_at=self._bad_exit_at)
 
-    async def _hang(self, why: str) -> None:
+    async def _hang(self, stall: Stall) -> None:
         """Before a hung launch is killed, take down what every rank is doing."""
-        nodes = self.launches[-1].nodes
-        answers = await self.hub.ask_all(nodes, "ranks", 5.0)
-        states = {n: a for n, a in answers.items() if isinstance(a, list)}
-        evidence = list(detect.no_progress(why, states, at=time.time()))
-        await self._fail("stall", why, more=evidence)
+        answers = await self.hub.ask_all(self.launches[-1].nodes, "ranks", 5.0)
+        states = [
+            detect.ProcessState(rank=p["rank"], node=node, pid=p["pid"], state=p["state"])
+            for node, found in answers.items()
+            if isinstance(found, list)
+            for p in found
+            if p["rank"] is not None and p["epoch"] == self.launches[-1].epoch
+        ]
+        evidence = detect.no_progress(stall, time.time(), states)
+        where = f" after step {stall.step}" if stall.step is not None else ""
+        await self._fail("stall", f"no progress for {stall.seconds:.0f} s{where}", more=evidence)
 
     async def _fail(
         self, by: str, why: str, *, detected_at: float | None = None, more: list[Evidence] | None = None
@@ -474,13 +492,12 @@ class Launcher:
         evidence = list(more or [])
         lost = self._lost(launch.nodes)
         for node in lost:
-            silent = self.hub.silent_for(node) or 0.0
-            evidence.append(detect.heartbeat_lost(node, since=time.time() - silent, at=detected))
+            evidence.append(detect.heartbeat_lost(node, time.time() - (self.hub.silent_for(node) or 0.0)))
         unfenced = await self._end_program()
         if self._logs is not None:
             await asyncio.to_thread(self._logs.poll, time.time(), True)
             self._note_steps(self._logs)
-            evidence += self._logs.evidence(before=detected + self.watch.exit_grace_s + 1.0)
+            evidence += self._logs.evidence()
         self.launches[-1] = replace(self.launches[-1], ended_at=time.time(), end_reason=why)
         self.failure = FailureReport(
             epoch=launch.epoch,

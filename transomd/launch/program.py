@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from transom_slurm.nodesets import fold
 
 from transomd.launch.rundir import RunDir
 from transomd.spec import JobSpec
@@ -20,12 +23,17 @@ cd {workdir} || exit 1
 {setup}
 exec {command}
 """
+SRUN_WRAPPER = """\
+#!/bin/sh
+# Steps of a job's own script stay on the nodes of this launch and beside the agents.
+exec {srun} --overlap {exclude}"$@"
+"""
 SRUN_LOG = "srun.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """Everything that a launch is made of."""
+    """Everything that a launch is made of. ``nodes`` are in Slurm's own order: rank 0 runs on the first."""
 
     job_id: int
     attempt: int
@@ -35,6 +43,7 @@ class LaunchPlan:
     master_port: int
     spec: JobSpec
     env: Mapping[str, str] = field(repr=False)
+    left_out: tuple[str, ...] = ()
 
 
 def slurm_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -103,34 +112,60 @@ def task_script(spec: JobSpec) -> str:
     return TASK_SCRIPT.format(workdir=shlex.quote(spec.workdir), setup="\n".join(spec.setup), command=command)
 
 
+def script_env(plan: LaunchPlan) -> dict[str, str]:
+    """Return Slurm's variables as a batch script that was given exactly this launch's nodes would see them."""
+    nodes, a_node = len(plan.nodes), plan.spec.tasks_per_node
+    return {
+        "SLURM_JOB_NODELIST": fold(plan.nodes),
+        "SLURM_NODELIST": fold(plan.nodes),
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_NNODES": str(nodes),
+        "SLURM_NTASKS": str(nodes * a_node),
+        "SLURM_NPROCS": str(nodes * a_node),
+        "SLURM_NTASKS_PER_NODE": str(a_node),
+        "SLURM_TASKS_PER_NODE": f"{a_node}(x{nodes})" if nodes > 1 else str(a_node),
+    }
+
+
 class Program:
     """A running launch. ``rc`` is srun's exit code, None while it runs."""
 
     def __init__(self, run_dir: RunDir, plan: LaunchPlan) -> None:
         self.plan = plan
         self.logs = run_dir.logs(plan.epoch)
+        self._script_file = run_dir.root / "script"
         self.rc: int | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._waiter: asyncio.Task[None] | None = None
 
     async def start(self, environ: Mapping[str, str]) -> None:
-        """Start srun. Raises OSError when it cannot be executed."""
-        task = self.logs / "task.sh"
-        task.write_text(task_script(self.plan.spec))
-        task.chmod(0o700)
-        log = os.open(self.logs / SRUN_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        """Start the program. Raises OSError when srun, or the job's script, cannot be executed."""
+        env = program_env(self.plan, environ)
+        argv = self._script(env) if self.plan.spec.script else self._tasks()
+        name = "rank-00000.log" if self.plan.spec.script else SRUN_LOG
+        log = os.open(self.logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *srun_argv(self.plan, task, self.logs),
-                env=program_env(self.plan, environ),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                *argv, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         finally:
             os.close(log)
         self._waiter = asyncio.create_task(self._wait())
+
+    def _tasks(self) -> list[str]:
+        task = self.logs / "task.sh"
+        _executable(task, task_script(self.plan.spec))
+        return srun_argv(self.plan, task, self.logs)
+
+    def _script(self, env: dict[str, str]) -> list[str]:
+        """A job's own sbatch file runs here, once; the sruns in it see the nodes of this launch as their allocation."""
+        tools = self.logs / "bin"
+        tools.mkdir(exist_ok=True)
+        srun = shutil.which("srun", path=env.get("PATH")) or "/usr/bin/srun"
+        exclude = shlex.quote(f"--exclude={fold(self.plan.left_out)}") + " " if self.plan.left_out else ""
+        _executable(tools / "srun", SRUN_WRAPPER.format(srun=shlex.quote(srun), exclude=exclude))
+        env.update(script_env(self.plan), PATH=f"{tools}:{env.get('PATH', os.defpath)}")
+        return ["/bin/bash", "-c", 'cd "$1" && exec "$2"', "bash", self.plan.spec.workdir, str(self._script_file)]
 
     async def _wait(self) -> None:
         assert self._process is not None
@@ -156,3 +191,8 @@ class Program:
         assert self._waiter is not None
         done, _ = await asyncio.wait([self._waiter], timeout=within_s)
         return bool(done)
+
+
+def _executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o700)

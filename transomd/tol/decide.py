@@ -1,4 +1,4 @@
-"""What should happen to a job next: a pure function of its records, one snapshot of the world, the settings and the time.
+"""What should happen to a job next: a pure function of its records, a snapshot of the world, the settings and the time.
 
 The same code runs in the daemon, in unit tests and in simulations with a virtual clock.
 """

@@ -1,4 +1,4 @@
-"""Which nodes should be drained for which incident: proposals only, re-derived every cycle until done or out of date. Pure."""
+"""Which nodes should be drained for which incident: proposals, derived anew every cycle until done or too old. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODE_LOSS = "node-loss"
 def propose_drains(
     incidents: Sequence[Incident], slurm: SlurmView, settings: Settings, now: float
 ) -> tuple[Intent, ...]:
-    """Return a drain for every blamed node that evidence no user can forge confirms, where the check's mode is drain."""
+    """Return a drain for every blamed node that unforgeable evidence confirms, where the check's mode is drain."""
     if slurm.nodes is None:
         return ()
     found = []

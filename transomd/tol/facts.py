@@ -300,7 +300,7 @@ def prolog_failed(view: JobView, world: World, job: SlurmJob) -> bool:
 
 def probe_evidence(report: NodeReport) -> tuple[Evidence, ...]:
     """Return what a probe says as evidence."""
-    return tuple(detect.from_probe(report))
+    return tuple(detect.probe(report))
 
 
 def await_drain(nodes: tuple[str, ...], health: Mapping[str, NodeReport]) -> dict[str, list[str]]:

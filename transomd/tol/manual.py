@@ -1,4 +1,4 @@
-"""What a person asks for by hand: drain and undrain nodes, and the plan of a submission. Recorded like any other act."""
+"""What a person asks for by hand: drain and undrain nodes, and the plan of a submission. Recorded like any act."""
 
 from __future__ import annotations
 

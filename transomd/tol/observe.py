@@ -1,4 +1,4 @@
-"""Looking at the outside: Slurm's answers, probes and all-reduces, kept as the newest of each. Effects, no decisions."""
+"""Looking at the outside: Slurm's answers, probes and all-reduces, the newest of each kept. Effects, no decisions."""
 
 from __future__ import annotations
 

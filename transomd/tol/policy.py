@@ -14,7 +14,7 @@ from transomd.words import Action, Blame, FailureClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row: a verdict that fits ``failure_class`` and ``blame`` (None fits all), seen at least ``seen`` times before."""
+    """One row: a verdict that fits ``failure_class`` and ``blame`` (None fits all), seen ``seen`` times before."""
 
     failure_class: FailureClass | None = None
     blame: Blame | None = None
@@ -64,7 +64,7 @@ class Plan:
 
 
 def make_plan(verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[Launch], policy: PolicySpec) -> Plan:
-    """Answer a verdict. ``earlier`` are the job's incidents before this one, ``launches`` all that have ended or run."""
+    """Answer a verdict. ``earlier`` are the job's incidents before this one, ``launches`` all that ran."""
     action = _rule(verdict, _times_seen(verdict, earlier)).action
     if action is Action.STOP and _user_budget_left(verdict, earlier, policy):
         action = Action.RESTART
@@ -84,7 +84,7 @@ def make_plan(verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[
 
 
 def launches_without_progress(launches: Sequence[Launch]) -> int:
-    """Count the newest launches in a row, the running one included, that did not get past what was reached before them."""
+    """Count the newest launches in a row that did not get past what was reached before them."""
     best = -1
     idle = 0
     for launch in launches:

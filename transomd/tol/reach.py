@@ -1,4 +1,4 @@
-"""Into the nodes: probes, the all-reduce and fencing over SSH, and a launcher started as the job's user. Effects only."""
+"""Into the nodes: probes, the all-reduce and fencing over SSH, a launcher started as the job's user. Effects only."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Reach:
             view.job.id, view.job.run_dir, attempt.number, generation, self._daemon_url, self._settings
         )
         argv = ["srun", f"--jobid={attempt.slurm_job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}"]
-        argv += ["--no-kill", "--kill-on-bad-exit=0", "--gres=none", "--mem=0", f"--job-name=launcher-{generation}"]
+        argv += ["--no-kill", "--kill-on-bad-exit=0", "--mem=0", f"--job-name=launcher-{generation}"]
         argv += [*launcher, f"--nodes={','.join(left)}"]
         process = await asyncio.to_thread(self._spawn, view, argv)
         await asyncio.sleep(STARTER_PATIENCE_S)

@@ -12,6 +12,7 @@ from transomd.settings import Settings
 from transomd.tee import detect
 from transomd.tee.types import Evidence, Verdict
 from transomd.tee.verdict import fuse
+from transomd.tee.wire import read_verdict
 from transomd.tol import facts
 from transomd.tol.policy import Plan, make_plan
 from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
@@ -93,18 +94,43 @@ def _verdict(view: JobView, incident: Incident, world: World, job: SlurmJob | Ab
         evidence += [Evidence.from_json(item) for item in failure.evidence]
     host = str(view.attempt.data.get("host", ""))
     if incident.data.get("detected_by") == "launcher-silent" and host:
-        evidence.append(detect.heartbeat_lost(host, since=view.report_at, at=incident.detected_at))
-    nodes = view.attempt.nodes
+        evidence.append(detect.heartbeat_lost(host, view.report_at))
     known = world.slurm.nodes or {}
-    evidence += detect.from_slurm_nodes([known[n] for n in nodes if n in known], now)
+    records = [known[n] for n in view.attempt.nodes if n in known]
     if isinstance(job, SlurmJob) and facts.ended(job):
-        evidence += detect.from_slurm_job(job, prolog_failed=facts.prolog_failed(view, world, job))
-    for node in nodes:
+        evidence += detect.slurm_job(job, records, now, ours=view.intent(facts.cancel_key(view.attempt)) is not None)
+    else:
+        evidence += [found for node in records if (found := detect.slurm_node(node, now))]
+    for node in view.attempt.nodes:
         if node in world.health:
             evidence += facts.probe_evidence(world.health[node])
-    launch = view.launch
-    used = tuple(launch.nodes) if launch else nodes
-    return fuse(evidence, nodes=used, tasks=len(used) * view.spec.tasks_per_node)
+    used = tuple(view.launch.nodes) if view.launch else view.attempt.nodes
+    return fuse(evidence, nodes=used, ranks_by_node=_ranks_by_node(view, used), previous=_previous(view, incident))
+
+
+def _ranks_by_node(view: JobView, nodes: tuple[str, ...]) -> dict[str, range]:
+    """Say which ranks run where: block by block, in the launch's order of nodes."""
+    a_node = view.spec.tasks_per_node
+    return {node: range(i * a_node, (i + 1) * a_node) for i, node in enumerate(nodes)}
+
+
+def _previous(view: JobView, incident: Incident) -> list[Verdict]:
+    """Return the verdicts on the job's earlier failures, oldest first, from our own records."""
+    earlier = [i for i in view.incidents if i.id != incident.id and i.diagnosed_at is not None and i.failure_class]
+    return [read_verdict(_verdict_json(i), trusted=True) for i in earlier]
+
+
+def _verdict_json(incident: Incident) -> dict[str, object]:
+    return {
+        "failure_class": incident.failure_class,
+        "blame": incident.blame,
+        "action": incident.action,
+        "confidence": incident.confidence,
+        "summary": incident.summary,
+        "nodes": list(incident.nodes),
+        "ranks": list(incident.ranks),
+        "evidence": [dict(e) for e in incident.evidence],
+    }
 
 
 def _conclude(view: JobView, incident: Incident, verdict: Verdict, world: World, now: float) -> Decision:

@@ -1,0 +1,79 @@
+"""What the launcher learns from a launch's logs: steps, signatures, tasks that ended badly, and standing still."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from transomd.launch.program import SRUN_LOG
+from transomd.spec import JobSpec
+from transomd.tee import detect
+from transomd.tee.matcher import Matcher
+from transomd.tee.progress import Progress, Stall
+from transomd.tee.tail import Owner, Tailer, rank_of_name
+from transomd.tee.types import Chunk, Evidence
+
+
+def _owner(name: str) -> Owner | None:
+    return Owner() if name == SRUN_LOG else rank_of_name(name)
+
+
+class LogWatch:
+    """Reads every log of one launch as it grows.
+
+    ``failing`` is the first word of srun that a task ended badly. ``step`` is the furthest that any rank is, seen at
+    ``step_at``; ``first_step`` and ``first_step_at`` are the first that was seen (Unix seconds).
+    """
+
+    def __init__(self, logs: Path, spec: JobSpec, nodes: tuple[str, ...], progress: Progress) -> None:
+        self._tailer = Tailer(logs, _owner)
+        self._matcher = Matcher(nodes=nodes)
+        self._progress = progress
+        self._nodes = nodes
+        self._a_node = spec.tasks_per_node
+        self._exits: list[Evidence] = []
+        self.failing = ""
+        self.step: int | None = None
+        self.step_at: float | None = None
+        self.first_step: int | None = None
+        self.first_step_at: float | None = None
+
+    def poll(self, now: float, final: bool = False) -> None:
+        """Read what is new; with ``final`` all of it, also what has no end of line."""
+        read = True
+        while read:
+            read = False
+            for chunk in self._tailer.poll(final=final):
+                self._take(chunk, now)
+                read = final
+        if final:
+            self._matcher.finish()
+        else:
+            self._matcher.flush(now)
+
+    def _take(self, chunk: Chunk, now: float) -> None:
+        self._matcher.feed(chunk, now)
+        if chunk.rank is None:
+            self._exits += detect.srun_exits(chunk.data.decode(errors="replace"), now)
+            self.failing = self.failing or next((e.text for e in self._exits), "")
+            return
+        self._progress.feed(chunk, now)
+        if self._progress.step != self.step:
+            self.step, self.step_at = self._progress.step, now
+            if self.first_step is None:
+                self.first_step, self.first_step_at = self.step, now
+
+    def stalled(self, now: float) -> Stall | None:
+        """Return how long nothing has moved, if that is too long."""
+        return self._progress.stalled(now)
+
+    def evidence(self) -> list[Evidence]:
+        """Return everything found so far; a rank's evidence gets the node that it ran on."""
+        return [self._placed(e) for e in (*self._exits, *self._matcher.evidence())]
+
+    def _placed(self, evidence: Evidence) -> Evidence:
+        """Ranks are placed block by block, in the launch's order of nodes (srun's default)."""
+        if evidence.node or evidence.rank is None:
+            return evidence
+        index = evidence.rank // self._a_node
+        return replace(evidence, node=self._nodes[index]) if index < len(self._nodes) else evidence
