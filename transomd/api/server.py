@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import pwd
+import secrets
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -185,10 +186,11 @@ class Api:
         body = await request.json()
         spec = JobSpec.from_stored(body["spec"])
         self._limits(spec)
-        job = self._new_job(spec, uid, str(body["run_dir"]), str(body["cwd"]), str(body["token"]))
-        if body.get("dry_run"):
-            return web.json_response({"plan": await self._plan(job, spec)})
         await self._partition_exists(spec)
+        if body.get("dry_run"):
+            job = self._new_job(spec, uid, str(body["run_dir"]), str(body["cwd"]), secrets.token_hex(16))
+            return web.json_response({"plan": self._plan(job, spec)})
+        job = self._new_job(spec, uid, str(body["run_dir"]), str(body["cwd"]), str(body["token"]))
         stored = await self._operator.submit(job)
         return web.json_response({"job": job_json(await self._view(stored.id))}, status=201)
 
@@ -234,7 +236,7 @@ class Api:
             changed_at=now,
         )
 
-    async def _plan(self, job: Job, spec: JobSpec) -> dict[str, Any]:
+    def _plan(self, job: Job, spec: JobSpec) -> dict[str, Any]:
         request = self._hands.plan(job, spec)
         return {"script": request.script, "sbatch": list(sbatch_argv(request)), "gate": gate_plan(spec, self._settings)}
 

@@ -25,6 +25,8 @@ def decide(view: JobView, world: World, settings: Settings, now: float) -> Decis
     """Return what to record and do. Raises UnlawfulMove when a rule below asks for a move outside the table."""
     if view.state.final:
         return stay(view)
+    if not view.attempts:
+        return _first_attempt(view, now)
     changes, launches = facts.absorb(view)
     absorbed = (
         replace(view, job=replace(view.job, **changes), launches=_merged(view, launches))
@@ -42,8 +44,6 @@ def _merged(view: JobView, changed: tuple[Launch, ...]) -> tuple[Launch, ...]:
 
 
 def _decide(view: JobView, world: World, settings: Settings, now: float) -> Decision:
-    if not view.attempts:
-        return _first_attempt(view, now)
     if view.job.cancel_requested_by:
         return _cancel(view, world, settings, now)
     return _BY_STATE[view.state](view, world, settings, now)

@@ -117,6 +117,14 @@ class Operator:
         return f"{len(self._views)} jobs, {written} decisions recorded, {drains} drains granted, {acts} acts begun"
 
     async def _settle(self, job_id: int) -> int:
+        """Decide about one job. A fault in a rule is logged and keeps no other job from its turn."""
+        try:
+            return await self._decide(job_id)
+        except Exception:
+            log.exception("job %d: no decision could be made or recorded; the next cycle tries again", job_id)
+            return 0
+
+    async def _decide(self, job_id: int) -> int:
         """Decide about one job until there is nothing more to record."""
         for step in range(MAX_STEPS):
             view = self._views.get(job_id)
