@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from transom_slurm.types import JobBase, SlurmJob, SlurmNode
+
 from transomd.health.types import CheckResult, NodeReport
 from transomd.tee.catalogue import load
 from transomd.tee.progress import Stall
@@ -67,7 +68,7 @@ def _signal_name(number: int) -> str:
 
 
 def srun_exits(text: str, at: float | None) -> list[Evidence]:
-    """Read how each task ended from srun's stderr. After the first bad end, ``Killed`` and ``Terminated`` are teardown."""
+    """Read how each task ended from srun's stderr; after the first bad end ``Killed`` and ``Terminated`` are teardown."""
     found: list[Evidence] = []
     for match in _SRUN_EXIT.finditer(text):
         number = _SRUN_SIGNALS.get(match["word"] or "")

@@ -1,4 +1,4 @@
-"""Whether a job still advances, by the step numbers in its logs or those that it reports. Pure: the clock is passed in."""
+"""Whether a job still advances, by the step numbers in its logs or that it reports. Pure: the clock is passed in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_PATTERN = (
     r"(?i)(?<![a-z_])(?:global[_ ]?step|step|iter(?:ation)?)\b[\"']?\s{0,4}[:=#]?\s{0,6}"
     r"(?P<step>\d{1,12})(?!\d|\.\d|\s?m?s\b)"
 )
-"""Finds ``step 12``, ``step=12``, ``iteration 12/1000``, ``global_step: 12``, ``"step": 12``, ``Iter 12``; no step times."""
+"""Finds ``step 12``, ``step=12``, ``iteration 12/1000``, ``global_step: 12``, ``"step": 12``, but not step times."""
 
 _RECENT = 64
 _ENOUGH = 5
@@ -66,10 +66,8 @@ class Progress:
 
     def feed(self, chunk: Chunk, now: float) -> None:
         """Read the newest step number in ``chunk``, which was read at ``now``."""
-        last = None
-        for last in self._pattern.finditer(chunk.data):
-            pass
-        if last is not None and (digits := last[self._group]) and digits.isdigit():
+        newest = deque(self._pattern.finditer(chunk.data), maxlen=1)
+        if newest and (digits := newest[0][self._group]) and digits.isdigit():
             self.note(chunk.rank, int(digits), now)
 
     def note(self, rank: int | None, step: int, now: float) -> None:

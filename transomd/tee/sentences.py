@@ -10,12 +10,12 @@ from transomd.tee.types import Evidence
 from transomd.words import Action, FailureClass
 
 _NEXT = {
-    Action.RESTART: "The job starts again on the same nodes.",
-    Action.EXCLUDE: "The job goes on without {nodes}. No drain: neither Slurm nor the probe confirms it.",
-    Action.DRAIN: "The job goes on without {nodes}.",
-    Action.ROLLBACK: "The job starts again from an earlier checkpoint.",
-    Action.WAIT: "The job waits until that is over; no node is blamed.",
-    Action.STOP: "Starting it again would end the same way, so it is handed back to its user; no node is blamed.",
+    Action.RESTART: "The job can start again on the same nodes.",
+    Action.EXCLUDE: "The job can go on without {nodes}. No drain: neither Slurm nor the probe confirms it.",
+    Action.DRAIN: "The job can go on without {nodes}.",
+    Action.ROLLBACK: "The job has to go back to an earlier checkpoint.",
+    Action.WAIT: "The job should wait until that is over; no node is blamed.",
+    Action.STOP: "Started again it would end the same way: this is for its user to put right, and no node is blamed.",
     Action.NONE: "",
 }
 
@@ -81,7 +81,7 @@ def ending(one: Evidence) -> str:
         FailureClass.CANCELLED: "A person cancelled the job",
     }[one.failure_class]
     after = {FailureClass.CANCELLED: "It is not started again."}.get(
-        one.failure_class, "It goes on in a new allocation from its newest checkpoint."
+        one.failure_class, "It can go on in a new allocation from its newest checkpoint."
     )
     return f"{said}{clock(one.at)}. {after}"
 
@@ -232,11 +232,9 @@ def nothing(victims: Sequence[Evidence]) -> str:
 
 def again_here(node: str) -> str:
     """The same fault on the same node."""
-    return f"It is the second time on {node}, so the job goes on without it instead."
+    return f"It is the second time on {node}, so the job should go on without it instead."
 
 
 def again_elsewhere(node: str) -> str:
     """The same fault on another node."""
-    return (
-        f"It happened before on another node than {node}, so it follows the program: handed back to its user instead."
-    )
+    return f"It happened before on another node than {node}, so it follows the program: for its user to put right."
