@@ -1,5 +1,5 @@
-#!/usr/bin/env python3
-# ruff: noqa: I002, UP006, UP031, UP035, UP045 (this file runs on a node's own Python, 3.6 and later)
+#!/usr/bin/python3 -IS
+# ruff: noqa: E402, I002, UP006, UP031, UP035, UP045 (this file runs on a node's own Python, 3.6 and later)
 """End what is left of one job's programs on this node, and say what was ended and what could not be.
 
 ``python3 - REQUEST < endjob.py``, as root. REQUEST is a JSON object: ``name`` and ``value`` of the environment variable
@@ -10,10 +10,14 @@ mark of their own that does not match. With an epoch, a process without ``TRANSO
 alone (launcher, agent). Everything gets SIGKILL at once, again and again until two looks in a row find nothing.
 """
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.isolated:
+    del sys.path[0]  # this file's own directory, or the current one: nothing is ever imported from there
+
 import json
 import os
 import signal
-import sys
 import time
 from typing import Any, Dict, List, Optional, Set
 

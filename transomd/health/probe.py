@@ -1,5 +1,5 @@
-#!/usr/bin/env python3
-# ruff: noqa: I002, B905, UP006, UP031, UP035, UP045 (this file runs on a node's own Python, 3.6 and later)
+#!/usr/bin/python3 -IS
+# ruff: noqa: E402, I002, B905, UP006, UP031, UP035, UP045 (this file runs on a node's own Python, 3.6 and later)
 """Gather facts about this node as one JSON object on standard output, and judge nothing.
 
 One file, standard library only, Python 3.6 and later, as root or as a user: ``python3 probe.py [REQUEST]`` or
@@ -10,6 +10,11 @@ the kernel, or that fails costs only itself and appears as ``{"error": "..."}``.
 seconds. No child holds standard output, so a caller over SSH is never kept waiting by one that cannot be killed.
 """
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.isolated:
+    del sys.path[0]  # this file's own directory, or the current one: nothing is ever imported from there
+
 import calendar
 import contextlib
 import errno
@@ -19,7 +24,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from functools import partial
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
