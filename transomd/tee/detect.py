@@ -68,7 +68,7 @@ def _signal_name(number: int) -> str:
 
 
 def srun_exits(text: str, at: float | None) -> list[Evidence]:
-    """Read how each task ended from srun's stderr; after the first bad end ``Killed`` and ``Terminated`` are teardown."""
+    """Read how each task ended from srun's stderr. After the first bad end, those killed are only torn down."""
     found: list[Evidence] = []
     for match in _SRUN_EXIT.finditer(text):
         number = _SRUN_SIGNALS.get(match["word"] or "")

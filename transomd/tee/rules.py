@@ -66,7 +66,7 @@ def same_exception(case: Case) -> Verdict | None:
     programs = [one for one in programs if one.failure_class in _EXCEPTIONS]
     for first in programs:
         group = [one for one in programs if shape(one) == shape(first) and together(first, one)]
-        if _many(group, case) and not _node_came_first(first, case):
+        if _many(group, case) and not _consequence(first, case):
             return Verdict(
                 failure_class=first.failure_class,
                 blame=Blame.PROGRAM,
@@ -86,13 +86,15 @@ def _many(group: Sequence[Evidence], case: Case) -> bool:
     return len(ranks) >= 3 and (len(nodes_of(group)) >= 2 or not case.nodes)
 
 
-def _node_came_first(first: Evidence, case: Case) -> bool:
-    """Whether a node was lost about then: survivors may all raise the same exception because of it."""
+def _consequence(first: Evidence, case: Case) -> bool:
+    """Whether a node was lost about then, or numbers went wrong: all ranks may raise the same because of it."""
     for one in case.roots:
         if one.signature in LOST and before(one, first, HARD_BEFORE_S if one.source == "slurm" else CLOCKS_S):
             return together(one, first, HARD_BEFORE_S)
         if one.source == "kernel" and one.blame is Blame.NODE and before(one, first, 0):
             return together(one, first, HARD_BEFORE_S)
+        if one.failure_class is _NAN and case.evidence.index(one) < case.evidence.index(first):
+            return together(one, first)
     return False
 
 

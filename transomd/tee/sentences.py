@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ _NEXT = {
     Action.NONE: "",
 }
 
+_STAMP = re.compile(r"^(?:\[?[IWEF]\d{3,4} [\d:.]{8,18} (?:\d+ )?\S{1,200}:\d+\] |[\dT:,. -]{10,32} )")
+
 _KINDS = {
     FailureClass.GPU_HARDWARE: "a GPU fault",
     FailureClass.GPU_MEMORY: "a GPU memory fault",
@@ -27,7 +30,7 @@ _KINDS = {
     FailureClass.STORAGE: "a storage fault",
     FailureClass.HOST_MEMORY: "a lack of memory",
     FailureClass.HOST: "a fault of the host",
-    FailureClass.NUMERIC: "numbers that went wrong",
+    FailureClass.NUMERIC: "a value that is no number",
     FailureClass.CONFIG: "a wrong set-up",
     FailureClass.LAUNCHER: "trouble in starting the program",
     FailureClass.USER_CODE: "an error of the program or of its GPU",
@@ -41,7 +44,7 @@ def clock(at: float | None) -> str:
 
 def first_line(one: Evidence, limit: int = 160) -> str:
     """Return the first line of a piece of evidence, cut."""
-    text = one.text.partition("\n")[0].strip()
+    text = _STAMP.sub("", one.text.partition("\n")[0]).strip().rstrip(".")
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -97,12 +100,13 @@ def fleet(nodes: Sequence[str], total: int) -> str:
 def program(first: Evidence, group: Sequence[Evidence], case: Case) -> str:
     """An exception of the program."""
     ranks, nodes = ranks_of(group), nodes_of(group)
+    failed = "ran out of memory" if first.failure_class is FailureClass.HOST_MEMORY else "failed"
     if case.ranks and set(ranks) >= case.ranks and len(ranks) > 1:
-        who = f"Every rank ({len(ranks)}) failed in the same way"
+        who = f"Every rank ({len(ranks)}) {failed} in the same way"
     elif len(ranks) > 1:
-        who = f"{len(ranks)} ranks on {len(nodes) or 1} node(s) failed in the same way"
+        who = f"{len(ranks)} ranks on {len(nodes) or 1} node(s) {failed} in the same way"
     else:
-        who = _sentence(f"{_where(first) or 'the program'} failed")
+        who = _sentence(f"{_where(first) or 'the program'} {failed}")
     return f"{who}{clock(first.at)}: {first_line(first)}. {_then(first.action)}"
 
 
@@ -150,7 +154,7 @@ def many_alike(first: Evidence, nodes: Sequence[str]) -> str:
 def as_told(first: Evidence) -> str:
     """A line whose signature leaves the blame open, or gives it to something shared."""
     where = _where(first)
-    place = f" ({where})" if where else ""
+    place = f" on {where.removeprefix('on ')}" if where else ""
     kind = _sentence(_KINDS.get(first.failure_class, "a fault"))
     return f"{kind}{place}{clock(first.at)}: {first_line(first)}. {_then(first.action)}"
 
