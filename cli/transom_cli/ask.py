@@ -42,13 +42,13 @@ def job_id(api: Client, word: str) -> int:
         return int(word)
     jobs = [job for job in api.get("/v1/jobs", all=1)["jobs"] if job.get("name") == word]
     if not jobs:
-        raise NotFoundError(f"there is no job called {plain(word)!r}", hint="transom status --all")
+        raise NotFoundError(f"there is no job called '{plain(word)}'", hint="transom status --all")
     jobs = _narrowed(jobs, [job for job in jobs if job.get("user") == getpass.getuser()])
     jobs = _narrowed(jobs, [job for job in jobs if not finished(job)])
     if len(jobs) > 1:
         ids = ", ".join(str(job["id"]) for job in jobs)
         raise UsageError(
-            f"{len(jobs)} jobs are called {plain(word)!r}: {ids}", hint=f"name one by its id: {jobs[-1]['id']}"
+            f"{len(jobs)} jobs are called '{plain(word)}': {ids}", hint=f"name one by its id: {jobs[-1]['id']}"
         )
     return int(jobs[0]["id"])
 

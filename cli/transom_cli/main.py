@@ -19,12 +19,12 @@ DEBUG = "TRANSOM_DEBUG"
 
 EPILOG = """\b
 Examples:
-  transom submit job.yaml                     hand a training job over
-  transom submit job.yaml --dry-run           show what would be submitted
-  transom status                              all jobs
-  transom status demo                         one job, and why it stands there
-  transom logs demo -f                        what the ranks print, as it comes
-  transom drain 'gpu-[1-4,7]' --reason 'fan'  take nodes out of service
+  transom submit job.yaml                   hand a training job over
+  transom submit job.yaml --dry-run         show what would be submitted
+  transom status                            all jobs
+  transom status demo                       one job, and why it stands there
+  transom logs demo -f                      what its ranks print, as it comes
+  transom drain gpu-[1-4,7] --reason fan    take nodes out of service
 
 \b
 JOB is a job's id or its name; NODES is a host list such as gpu-[1-4,7].

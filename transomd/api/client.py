@@ -61,6 +61,7 @@ class Client:
         try:
             connection.connect()
         except OSError as error:
+            connection.close()
             raise self._unreachable(error, timeout_s) from None
         try:
             connection.request(method, path, body, {"Content-Type": "application/json", "Host": "transomd"})
