@@ -345,6 +345,7 @@ def _tear_down(spec: ClusterSpec) -> None:
     left = processes.end_all(lambda: _all_pids(spec))
     if left:
         raise SandboxError(f"end the sandbox in {spec.root}", f"processes do not end: {sorted(left)}")
+    loopback.clean(spec)
     files.remove(spec.root)
 
 

@@ -79,7 +79,8 @@ def slurmd(name: str) -> list[str]:
 
 def sshd(spec: ClusterSpec, name: str) -> list[str]:
     """sshd of one node; it insists on an absolute path."""
-    return [find("sshd") or "/usr/sbin/sshd", "-f", str(spec.layout.node(name).sshd_config)]
+    log = spec.layout.logs / f"sshd.{name}.log"
+    return [find("sshd") or "/usr/sbin/sshd", "-f", str(spec.layout.node(name).sshd_config), "-E", str(log)]
 
 
 def run(

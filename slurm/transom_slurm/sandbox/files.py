@@ -97,6 +97,9 @@ def _write_scripts(spec: ClusterSpec) -> None:
     for word in scripts.HUB_WORDS:
         _write(at.bin / word, scripts.wrapper(spec, word), 0o755)
     _write(at.bin / "transom", scripts.transom_wrapper(spec, own_bin), 0o755)
+    (at.lib / "simulated").mkdir(mode=0o755, exist_ok=True)
+    for word in ("nvidia-smi", "dmesg"):
+        _write(at.lib / "simulated" / word, scripts.dispatcher(spec, word), 0o755)
     for name in ("node_init.py", "nvidia_smi.py", "dmesg.py"):
         _write(at.lib / name, (files("transom_slurm.sandbox.simulated") / name).read_text())
 

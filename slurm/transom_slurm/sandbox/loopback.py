@@ -42,9 +42,10 @@ def free_ports(count: int) -> list[int]:
 
 def boot_hub(spec: ClusterSpec) -> None:
     """Start munged and slurmctld."""
-    if os.geteuid() == 0:
-        PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
     at = spec.layout
+    if os.geteuid() == 0 and not PRIVILEGE_SEPARATION.exists():
+        _made_here(spec).touch()
+        PRIVILEGE_SEPARATION.mkdir(mode=0o755)
     run([f"{at.lib}/hub", *munged(spec, "hub", at.run / "munge.socket")], "start munged")
     run([f"{at.lib}/hub", *slurmctld()], "start slurmctld")
 
@@ -54,6 +55,16 @@ def boot_nodes(spec: ClusterSpec, names: Iterable[str]) -> None:
     for name in names:
         for argv in (slurmd(name), sshd(spec, name)):
             run([f"{spec.layout.lib}/node", name, *argv], f"start {argv[0]} of {name}")
+
+
+def _made_here(spec: ClusterSpec) -> Path:
+    return spec.layout.run / "made-run-sshd"
+
+
+def clean(spec: ClusterSpec) -> None:
+    """Remove what was made outside the directory."""
+    if _made_here(spec).exists() and PRIVILEGE_SEPARATION.exists():
+        PRIVILEGE_SEPARATION.rmdir()
 
 
 def daemons(spec: ClusterSpec) -> set[int]:

@@ -34,7 +34,7 @@ def hub_script(spec: ClusterSpec, fallback_bin: str) -> str:
     """``hub CMD...``: run a command where slurmctld runs; exit 125 when the sandbox is down."""
     text = _prelude(spec, fallback_bin)
     if not spec.namespaces:
-        return text + 'exec "$@"\n'
+        return text + f'PATH="{spec.layout.lib}/simulated:$PATH"\nexec "$@"\n'
     return text + (
         '[ "$(id -u)" = 0 ] || die "entering the namespaces of this sandbox needs root"\n'
         f"pid=$(cat {spec.layout.hub.pid} 2>/dev/null)\n"
@@ -73,3 +73,10 @@ def simulated_wrapper(python: str, script: str, state: str) -> str:
     """A command that answers from a node's state file."""
     label = "# Simulated by transom sandbox: not NVIDIA's and not the kernel's."
     return f'#!/bin/sh\n{label}\nexec {python} -I -S {script} {state} "$@"\n'
+
+
+def dispatcher(spec: ClusterSpec, word: str) -> str:
+    """The simulated command of the node that a job is on, for loopback nodes, where a job's PATH is its submitter's."""
+    own = f"{spec.root}/nodes/$SLURMD_NODENAME/bin/{word}"
+    check = f'[ -x "{own}" ] || {{ echo "{word}: not on a node of the sandbox" >&2; exit 127; }}'
+    return f'#!/bin/sh\n{check}\nexec "{own}" "$@"\n'
