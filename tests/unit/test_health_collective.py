@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from health_python import interpreter
 from health_sshd import Sshd, open_directory
 
 from transomd.health.collective import MARK, CollectiveOptions, all_reduce
@@ -31,21 +29,6 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 async def pool(sshd: Sshd) -> AsyncIterator[SshPool]:
     async with SshPool(sshd.settings()) as opened:
         yield opened
-
-
-@cache
-def interpreter() -> tuple[str | None, str, dict[str, str]]:
-    """Whom to run as, with which interpreter and environment.
-
-    Another user, with the system's Python and our packages, if that works; else root with this interpreter, which
-    may lie in root's home.
-    """
-    packages = {"PYTHONPATH": str(Path(pytest.__file__).parent.parent)}
-    drop = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
-    argv = [*drop, "/usr/bin/python3", "-c", "import torch"]
-    if subprocess.run(argv, env=packages, cwd="/", stderr=subprocess.DEVNULL).returncode == 0:
-        return "nobody", "/usr/bin/python3", packages
-    return None, sys.executable, {}
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-# ruff: noqa: E402, I002, UP006, UP031, UP035, UP045 (this file runs on a node's own Python, 3.6 and later)
+# ruff: noqa: I002, UP006, UP031, UP035, UP045 (this file runs on a node's own Python, 3.6 and later)
 """End what is left of one job's programs on this node, and say what was ended and what could not be.
 
 ``python3 - REQUEST < endjob.py``, as root. REQUEST is a JSON object: ``name`` and ``value`` of the environment variable

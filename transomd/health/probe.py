@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-# ruff: noqa: E402, I002, B905, UP006, UP031, UP035, UP045 (this file runs on a node's own Python, 3.6 and later)
+# ruff: noqa: I002, B905, UP006, UP031, UP035, UP045 (this file runs on a node's own Python, 3.6 and later)
 """Gather facts about this node as one JSON object on standard output, and judge nothing.
 
 One file, standard library only, Python 3.6 and later, as root or as a user: ``python3 probe.py [REQUEST]`` or
