@@ -24,6 +24,7 @@ TERM_GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL to a group that is past its deadline."""
 _STDERR_LIMIT = 1024 * 1024
 _KILL_WAIT_S = 2.0
+_ENV = "/usr/bin/env"
 
 _SCRUBBED = ("SLURM", "SBATCH_", "SQUEUE_", "SINFO_", "SCONTROL_", "SRUN_", "SACCT_", "SALLOC_", "SCANCEL_", "PMI")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -127,6 +128,8 @@ async def run(
             raise CommandOverflow(argv, f"more than {OUTPUT_LIMIT} bytes of output")
     finally:
         await _end_group(transport, output)
+    if output.rc == 125 and output.text(2).startswith(f"{_ENV}:"):
+        raise CommandNotStarted(argv, output.text(2).strip())
     return Completed(tuple(argv), output.rc, output.text(1), output.text(2), time.monotonic() - began)
 
 
@@ -178,7 +181,7 @@ async def _start(
     if user is not None and (user.uid != os.geteuid() or os.geteuid() == 0):
         rights = {"user": user.uid, "group": user.gid, "extra_groups": list(user.groups), "umask": 0o022}
         # subprocess enters cwd before it gives up its rights; env does it after.
-        words, cwd = (["/usr/bin/env", "-C", cwd, *argv] if cwd else words), "/"
+        words, cwd = ([_ENV, "-C", cwd, *argv] if cwd else words), "/"
     try:
         transport, output = await asyncio.get_running_loop().subprocess_exec(
             _Output,
