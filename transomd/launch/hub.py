@@ -95,7 +95,7 @@ class Hub:
         assert task is not None
         self._tasks.add(task)
         try:
-            with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError):
+            with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await self._listen(reader, writer)
         finally:
             self._tasks.discard(task)

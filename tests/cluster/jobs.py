@@ -1,0 +1,156 @@
+"""A sandbox with a transomd on it, for tests of whole jobs: submit, hurt, wait, look."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transom_slurm.sandbox import Sandbox
+
+from transomd.api.client import Client
+
+RING = Path(__file__).with_name("ring.py")
+SETTINGS = """\
+[daemon]
+socket = "{root}/d.sock"
+listen = "{hub}:0"
+state_dir = "{root}/state"
+cycle_s = 0.5
+[slurm]
+query_timeout_s = 5
+[ssh]
+key = "{key}"
+known_hosts = "{known_hosts}"
+connect_timeout_s = 2
+[health]
+interval_s = 3
+probe_timeout_s = 6
+gate_timeout_s = 60
+[health.modes]
+xid = "drain"
+gpu-count = "drain"
+[watch]
+report_s = 1
+heartbeat_s = 0.5
+heartbeat_timeout_s = 4
+launcher_silence_s = 8
+launcher_start_s = 60
+stall_after_s = 8
+first_step_after_s = 30
+exit_grace_s = 1
+[drain]
+node_loss = "drain"
+max_fraction = 0.5
+"""
+JOB = """\
+name: ring
+command: {python} {ring} {options}
+nodes: {nodes}
+spares: {spares}
+tasks_per_node: {tasks}
+gpus_per_node: 8
+health: {{collective: false}}
+checkpoint: {{dir: checkpoints}}
+"""
+
+
+class Site:
+    """One sandbox, one daemon, one folder."""
+
+    def __init__(self, sandbox: Sandbox, root: Path) -> None:
+        self.sandbox = sandbox
+        self.root = root
+        hub = "10.77.0.254"
+        text = SETTINGS.format(root=root, hub=hub, key=sandbox.ssh_key, known_hosts=sandbox.known_hosts)
+        (root / "transomd.toml").write_text(text)
+        self.client = Client(str(root / "d.sock"))
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    def start_daemon(self) -> None:
+        """Start transomd in the hub and wait until it answers."""
+        log = open(self.root / "transomd.log", "ab")  # noqa: SIM115 - handed on
+        argv = [sys.executable, "-m", "transomd.daemon", "--config", str(self.root / "transomd.toml")]
+        env = {**os.environ, **self.sandbox.env()}
+        with log:
+            self.daemon = subprocess.Popen(
+                self.sandbox.hub_argv(argv), env=env, stdout=log, stderr=log, start_new_session=True
+            )
+        self.wait(self._answers, "transomd answers", 20)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.get("/v1/daemon")["slurm"]["ok"])
+        except Exception:
+            assert self.daemon is not None
+            assert self.daemon.poll() is None, (self.root / "transomd.log").read_text()[-3000:]
+            return False
+
+    def kill_daemon(self) -> None:
+        """SIGKILL, as a crash would."""
+        assert self.daemon is not None
+        os.killpg(self.daemon.pid, signal.SIGKILL)
+        self.daemon.wait()
+
+    def stop_daemon(self) -> None:
+        """SIGTERM, as an administrator would."""
+        if self.daemon is not None and self.daemon.poll() is None:
+            os.killpg(self.daemon.pid, signal.SIGTERM)
+            self.daemon.wait(15)
+
+    def submit(self, options: str = "", *, nodes: int = 3, spares: int = 1, tasks: int = 1, more: str = "") -> int:
+        """Submit the ring program by the CLI, and return the job's id."""
+        work = self.root / "work"
+        work.mkdir(exist_ok=True)
+        text = JOB.format(python=sys.executable, ring=RING, options=options, nodes=nodes, spares=spares, tasks=tasks)
+        (work / "job.yaml").write_text(text + more)
+        return int(self.cli("submit", "job.yaml", "--json")["job"]["id"])
+
+    def cli(self, *args: str) -> Any:
+        """Run the CLI and return the JSON it prints. Raises CalledProcessError."""
+        argv = [sys.executable, "-m", "transom_cli.main", "--socket", str(self.root / "d.sock"), *args]
+        done = subprocess.run(argv, cwd=self.root / "work", capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{args}: {done.returncode}: {done.stdout}{done.stderr}"
+        return json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else done.stdout
+
+    def detail(self, job: int) -> dict[str, Any]:
+        """Return everything about a job."""
+        return dict(self.client.get(f"/v1/jobs/{job}"))
+
+    def job(self, job: int) -> dict[str, Any]:
+        """Return a job."""
+        return dict(self.detail(job)["job"])
+
+    def wait(self, ready: Callable[[], object], what: str, within_s: float) -> None:
+        """Poll until ``ready()``; fail with the daemon's log."""
+        end = time.monotonic() + within_s
+        while not ready():
+            if time.monotonic() > end:
+                raise AssertionError(f"not within {within_s:.0f} s: {what}\n{self.story()}")
+            time.sleep(0.1)
+
+    def wait_step(self, job: int, step: int, within_s: float = 60) -> None:
+        """Wait until the job has come to a step."""
+        self.wait(lambda: (self.job(job)["step"] or 0) >= step, f"step {step}", within_s)
+
+    def wait_state(self, job: int, *states: str, within_s: float = 120) -> dict[str, Any]:
+        """Wait until the job is in one of some states, and return it."""
+        self.wait(lambda: self.job(job)["state"] in states, f"{states}", within_s)
+        return self.job(job)
+
+    def drained(self) -> set[str]:
+        """Return the nodes that bear a drain in Slurm."""
+        nodes = self.client.get("/v1/nodes")["nodes"]
+        return {n["name"] for n in nodes if "DRAIN" in n["state"]}
+
+    def story(self) -> str:
+        """Return what a person would look at."""
+        log = (self.root / "transomd.log").read_text()[-6000:]
+        launcher = "\n".join(p.read_text()[-3000:] for p in self.root.glob("work/.transom/*/logs/launcher.log"))
+        return f"--- transomd\n{log}\n--- launcher\n{launcher}"

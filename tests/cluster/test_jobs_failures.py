@@ -1,0 +1,156 @@
+"""Whole jobs on a real Slurm, each hurt in one way: completed in the end, the right node drained, and no other."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Site
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def site(make_sandbox: Any) -> Iterator[Site]:
+    root = Path(tempfile.mkdtemp(prefix="tjobs-"))
+    root.chmod(0o755)
+    made = Site(make_sandbox(5, slurmd_timeout=5), root)
+    try:
+        made.start_daemon()
+        yield made
+    finally:
+        made.stop_daemon()
+        made.sandbox.down()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def check_end(site: Site, job: int, *, drained: set[str], attempts: int = 1) -> dict[str, Any]:
+    """The job is completed, exactly these nodes are drained, and nothing was submitted twice."""
+    site.wait_state(job, "completed")
+    site.wait(lambda: site.drained() == drained, f"drained {drained}, is {site.drained()}", 40)
+    detail = site.detail(job)
+    assert len(detail["attempts"]) == attempts
+    ids = [a["slurm_job_id"] for a in detail["attempts"]]
+    told = site.sandbox.run(["squeue", "-h", "-t", "all", "-o", "%i"]).stdout.split()
+    assert sorted(int(i) for i in told) == sorted(ids)
+    epochs = [x["epoch"] for x in detail["launches"]]
+    assert epochs == sorted(set(epochs))
+    return detail
+
+
+def test_power_loss_of_a_node(site: Site) -> None:
+    job = site.submit()
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "power")
+    detail = check_end(site, job, drained={"n2"})
+    assert detail["launches"][-1]["nodes"] == ["n1", "n3", "n4"]
+    assert (detail["incidents"][0]["class"], detail["incidents"][0]["nodes"]) == ("host", ["n2"])
+
+
+def test_power_loss_of_the_batch_host(site: Site) -> None:
+    job = site.submit()
+    site.wait_step(job, 7)
+    site.sandbox.fail("n1", "power")
+    detail = check_end(site, job, drained={"n1"})
+    assert "n1" not in detail["launches"][-1]["nodes"]
+
+
+def test_cut_cable(site: Site) -> None:
+    job = site.submit()
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "net-cut")
+    check_end(site, job, drained={"n2"})
+
+
+def test_slurmd_killed(site: Site) -> None:
+    job = site.submit("--steps 120")
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "slurmd-kill")
+    detail = check_end(site, job, drained={"n2"})
+    assert "n2" not in detail["launches"][-1]["nodes"]
+
+
+def test_xid_79(site: Site) -> None:
+    job = site.submit("--steps 60")
+    site.wait_step(job, 7)
+    site.sandbox.fail("n3", "xid:79")
+    detail = check_end(site, job, drained={"n3"})
+    assert detail["incidents"][0]["class"] == "gpu-hardware"
+
+
+def test_rank_killed(site: Site) -> None:
+    job = site.submit()
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "rank-kill")
+    detail = check_end(site, job, drained=set())
+    assert detail["incidents"][0]["blame"] == "unknown"
+
+
+def test_rank_stopped(site: Site) -> None:
+    job = site.submit()
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "rank-stop")
+    detail = check_end(site, job, drained=set())
+    assert detail["incidents"][0]["class"] == "nccl-hang"
+
+
+def test_two_nodes_at_once(site: Site) -> None:
+    job = site.submit(spares=2)
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "power")
+    site.sandbox.fail("n3", "power")
+    detail = check_end(site, job, drained={"n2", "n3"})
+    assert detail["launches"][-1]["nodes"] == ["n1", "n4", "n5"]
+
+
+def test_node_lost_during_recovery(site: Site) -> None:
+    job = site.submit(spares=2)
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "power")
+    site.wait_state(job, "recovering", within_s=30)
+    site.sandbox.fail("n3", "power")
+    check_end(site, job, drained={"n2", "n3"})
+
+
+def test_new_attempt_when_no_spare_is_left(site: Site) -> None:
+    job = site.submit(spares=0)
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "power")
+    detail = check_end(site, job, drained={"n2"}, attempts=2)
+    assert detail["attempts"][1]["excluded"] == ["n2"]
+
+
+def test_unfit_node_is_replaced_before_the_start(site: Site) -> None:
+    site.sandbox.fail("n1", "gpu-lost")
+    job = site.submit("--steps 10")
+    detail = check_end(site, job, drained={"n1"})
+    assert [x["nodes"] for x in detail["launches"]] == [["n2", "n3", "n4"]]
+
+
+def test_exception_on_all_ranks(site: Site) -> None:
+    job = site.submit("--raise-at 8")
+    ended = site.wait_state(job, "failed", "completed")
+    assert ended["state"] == "failed"
+    detail = site.detail(job)
+    assert len(detail["attempts"]) == len(detail["launches"]) == 1
+    assert "wrong shape" in site.cli("status", str(job))
+    assert site.drained() == set()
+
+
+def test_scancel_by_a_person(site: Site) -> None:
+    job = site.submit("--steps 200")
+    site.wait_step(job, 5)
+    site.sandbox.run(["scancel", str(site.job(job)["slurm_job_id"])])
+    assert site.wait_state(job, "cancelled", "failed", "completed")["state"] == "cancelled"
+    assert site.drained() == set()
+
+
+def test_cancel(site: Site) -> None:
+    job = site.submit("--steps 200")
+    site.wait_step(job, 5)
+    site.cli("cancel", str(job))
+    assert site.wait_state(job, "cancelled", "failed", "completed")["state"] == "cancelled"
