@@ -195,6 +195,24 @@ async def test_fan_out_is_bounded(sshd: Sshd, tmp_path: Path) -> None:
     assert max(int(result.stdout) for result in results) <= 2
 
 
+async def test_together_keeps_no_slot(sshd: Sshd, tmp_path: Path) -> None:
+    meet = f"touch {tmp_path}/$1; until [ -e {tmp_path}/$2 ]; do sleep 0.02; done"
+    async with SshPool(sshd.settings(fan_out=1)) as pool:
+        both = (
+            pool.run("n1", ["sh", "-c", meet, "sh", *names], timeout=20, together=True)
+            for names in (("a", "b"), ("b", "a"))
+        )
+        assert [result.rc for result in await asyncio.gather(*both)] == [0, 0]
+
+
+async def test_connections_are_kept_up_to_a_number(tmp_path: Path) -> None:
+    with Sshd(tmp_path, nodes=3) as three:
+        async with SshPool(three.settings(keep=1)) as pool:
+            await asyncio.gather(*(pool.run(name, ["sleep", "0.2"], timeout=10) for name in three.names))
+            assert pool.connections == 1
+            assert (await pool.run("n3", ["true"], timeout=10)).rc == 0
+
+
 async def test_unknown_host_key(sshd: Sshd, tmp_path: Path) -> None:
     empty = tmp_path / "known_hosts"
     empty.write_text("")

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,11 +46,12 @@ echo "transom-group:$$" >&2
 uid=$(id -u -- "$1") && gid=$(id -g -- "$1") || exit 126
 [ "$uid" -ne 0 ] || { echo "refused: $1 is root" >&2; exit 126; }
 home=$(getent passwd "$uid" | cut -d: -f6)
-user=$1; seconds=$2; shift 2; cd /
+user=$1; seconds=$2; shift 2; cd /; ulimit -l unlimited 2>/dev/null
 exec timeout -s KILL "$seconds" setpriv --reuid "$uid" --regid "$gid" --init-groups --inh-caps=-all -- \
 env -i PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 USER="$user" LOGNAME="$user" HOME="${home:-/}" SHELL=/bin/sh "$@"
 """
-"""$1 user, $2 seconds, then the command. timeout keeps root's rights, so that the user cannot stop it."""
+"""$1 user, $2 seconds, then the command. timeout keeps root's rights, so that the user cannot stop it. Locked memory is
+not limited, as under Slurm: InfiniBand needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,9 @@ class SshSettings:
     user: str | None = None
     connect_timeout: float = 5.0
     fan_out: int = 64
+    """Commands at once."""
+    keep: int = 256
+    """Connections kept open between commands."""
     output_limit: int = 1 << 20
     """Bytes kept of each stream of one command; the rest is read and dropped."""
 
@@ -111,6 +115,7 @@ class _Node:
         self.connecting = asyncio.Lock()
         self.sessions = asyncio.Semaphore(_SESSIONS)
         self.connection: asyncssh.SSHClientConnection | None = None
+        self.commands = 0
 
     def usable(self) -> asyncssh.SSHClientConnection | None:
         """The connection, if it is not known to be closed."""
@@ -198,6 +203,11 @@ class SshPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return sum(held.usable() is not None for held in self._nodes.values())
+
     async def close(self) -> None:
         """Close every connection, and with it what runs over it; does not wait for a node that does not answer."""
         connections = [node.connection for node in self._nodes.values() if node.connection is not None]
@@ -222,15 +232,28 @@ class SshPool:
         A command that waits for others (``together``) keeps no slot once it is started: it would wait for ever.
         """
         line = command_line(argv, timeout, user)
+        data = stdin.encode() if isinstance(stdin, str) else stdin
         held = self._nodes.setdefault(node, _Node())
-        async with held.sessions:
+        async with self._use(held):
             if together:
                 async with self._slots:
                     process = await self._start(node, held, line)
-                return await self._attend(node, held, process, _bytes(stdin), timeout)
+                return await self._attend(node, held, process, data, timeout)
             async with self._slots:
                 process = await self._start(node, held, line)
-                return await self._attend(node, held, process, _bytes(stdin), timeout)
+                return await self._attend(node, held, process, data, timeout)
+
+    @contextlib.asynccontextmanager
+    async def _use(self, held: _Node) -> AsyncIterator[None]:
+        """One session on a node; its connection is closed afterwards when enough others are kept."""
+        held.commands += 1
+        try:
+            async with held.sessions:
+                yield
+        finally:
+            held.commands -= 1
+            if not held.commands and self.connections > self._settings.keep:
+                held.drop()
 
     async def _attend(
         self, node: str, held: _Node, process: _Process, stdin: bytes | None, timeout: float
@@ -339,7 +362,7 @@ class SshPool:
         if known:
             hint = f"if the node was installed anew: ssh-keygen -R {node} -f {file}; ssh-keyscan {node} >> {file}"
             return SshFailure(node, "host-key", f"its host key is not the one in {file}: {cause}", hint=hint)
-        hint = f"ssh-keyscan {node} >> {file}"
+        hint = f"ssh-keyscan {node} >> {file}, then compare the fingerprint with the node's own"
         return SshFailure(node, "host-key", f"its host key is not in {file}: {cause}", hint=hint)
 
 
@@ -357,7 +380,3 @@ def command_line(argv: Sequence[str], timeout: float, user: str | None) -> str:
     if not user or user.startswith("-") or "\0" in user or user == "root":
         raise ValueError(f"not a user to run a command as: {user!r}")
     return shlex.join(["exec", "/bin/sh", "-c", _AS_USER, "sh", user, seconds, *words])
-
-
-def _bytes(data: str | bytes | None) -> bytes | None:
-    return data.encode() if isinstance(data, str) else data
