@@ -35,9 +35,9 @@ def faults_of(error: ValidationError, model: type[BaseModel], line: Callable[[Pa
 
 
 def _fault(item: Any, model: type[BaseModel], line: Callable[[Path], int]) -> Fault:
-    path: Path = tuple(item["loc"])
+    path: Path = tuple(part for part in item["loc"] if part != "[key]")
     if item["type"] == "extra_forbidden":
-        message = _unknown(str(path[-1]), field_names(model, path[:-1]))
+        message = f"is no field; {nearest(str(path[-1]), field_names(model, path[:-1]))}"
     else:
         message = _sentence(item)
     return Fault(line(path), dotted(path), message)
@@ -67,12 +67,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def _unknown(key: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(key.lower().replace("-", "_"), names, n=1, cutoff=0.6)
-    if near:
-        return f"is no field; did you mean `{near[0]}`?"
-    return f"is no field; known here: {', '.join(names)}"
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the question that helps with an unknown word: the nearest known one, else all of them."""
+    names = {name.replace("-", "_"): name for name in sorted(known)}
+    near = difflib.get_close_matches(word.lower().replace("-", "_"), names, n=1, cutoff=0.6)
+    return f"did you mean `{names[near[0]]}`?" if near else f"known here: {', '.join(names.values())}"
 
 
 def field_names(model: type[BaseModel], path: Path) -> tuple[str, ...]:

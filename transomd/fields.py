@@ -7,12 +7,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
+from transomd.faults import nearest
 from transomd.forms import seconds, time_limit_seconds
+from transomd.health.profile import CHECKS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*")
-_OWNED_ENV = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OWNED_ENV = ("NNODES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def _name(value: str) -> str:
@@ -91,12 +93,19 @@ def _longer_than_nothing(value: float) -> float:
     return value
 
 
+def _check(value: str) -> str:
+    if value not in CHECKS:
+        raise ValueError(f"{value!r} is no check; {nearest(value, CHECKS)}")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Word = Annotated[str, AfterValidator(_word)]
 Text = Annotated[str, AfterValidator(_no_nul)]
 Line = Annotated[str, AfterValidator(_one_line)]
 Lines = Annotated[tuple[Text, ...], BeforeValidator(_lines)]
-Words = Annotated[tuple[Word, ...], BeforeValidator(_words)]
+Check = Annotated[str, AfterValidator(_check)]
+Checks = Annotated[tuple[Check, ...], BeforeValidator(_words)]
 Options = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Environment = Annotated[dict[str, Text], AfterValidator(_environment)]
 Pattern = Annotated[str, AfterValidator(_pattern)]

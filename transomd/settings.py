@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from transomd.errors import NotFoundError, SpecError, UsageError
 from transomd.faults import faults_of
-from transomd.fields import Duration, Line, Part, PositiveDuration, Text, Word
+from transomd.fields import Check, Duration, Line, Part, PositiveDuration, Text, Word
 from transomd.words import CheckMode
 from transomd.yamldoc import Path as Keys
 
@@ -105,14 +105,17 @@ class SshSettings(Part):
 
 
 class HealthSettings(Part):
-    """Which checks do what, how often nodes of running jobs are probed (0: never), and the checks' limits."""
+    """Which checks do what, how often nodes of running jobs are probed (0: never), and the checks' limits.
 
-    modes: dict[Word, CheckMode] = Field(default_factory=dict)
+    ``min_disk_free`` is a fraction of the space (and inodes) of each local file system.
+    """
+
+    modes: dict[Check, CheckMode] = Field(default_factory=dict)
     interval_s: Duration = 60.0
     gate_timeout_s: PositiveDuration = 120.0
     probe_timeout_s: PositiveDuration = 10.0
     collective_timeout_s: PositiveDuration = 60.0
-    min_disk_free_mib: int = Field(default=1024, ge=0)
+    min_disk_free: float = Field(default=0.02, ge=0, lt=1)
     mounts: tuple[Absolute, ...] = ()
     max_clock_offset_s: PositiveDuration = 2.0
 

@@ -14,6 +14,7 @@ from transom_slurm.batch import check_user_options
 from transomd.errors import NotFoundError, SpecError, UsageError
 from transomd.faults import faults_of
 from transomd.fields import (
+    Checks,
     Environment,
     Every,
     Line,
@@ -26,7 +27,6 @@ from transomd.fields import (
     Text,
     TimeLimit,
     Word,
-    Words,
 )
 from transomd.forms import time_limit_seconds
 from transomd.script import ScriptFaults, merge, read_options
@@ -53,7 +53,7 @@ class HealthSpec(Part):
 
     probe: bool = True
     collective: bool = True
-    skip: Words = ()
+    skip: Checks = ()
 
 
 class WatchSpec(Part):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +130,17 @@ def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert Client("/c").address == "/c"
     monkeypatch.delenv("TRANSOM_SOCKET")
     assert Client().address == "/run/transom/transomd.sock"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
+def test_a_socket_without_permission() -> None:
+    with tempfile.TemporaryDirectory(prefix="transom-") as name, serving(Path(name)) as server:
+        Path(name).chmod(0o755)
+        server.socket.chmod(0o600)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(RefusedError, match="you may not open its socket") as caught:
+                client(server).get("/v1/jobs")
+        finally:
+            os.seteuid(0)
+    assert caught.value.hint == f"ls -l {server.socket}; id"

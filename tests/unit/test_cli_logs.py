@@ -29,7 +29,7 @@ def server(tmp_path: Path, run_dir: Path) -> Iterator[Recorded]:
 
 
 def write(run_dir: Path, epoch: int, rank: int, text: str) -> Path:
-    path = run_dir / "logs" / f"e{epoch:03d}" / f"rank-{rank}.log"
+    path = run_dir / "logs" / f"e{epoch:06d}" / f"rank-{rank:05d}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(text)
@@ -61,11 +61,13 @@ def test_into_a_pipe_every_byte_goes_as_it_is(server: Recorded, run_dir: Path) -
 
 
 @pytest.mark.parametrize("words", [["--rank", "7"], ["--epoch", "9"]])
-def test_no_such_log(server: Recorded, words: list[str]) -> None:
+def test_no_such_log(server: Recorded, run_dir: Path, words: list[str]) -> None:
+    (run_dir / "logs" / "launcher.log").write_text("")
     done = transom("logs", "12", *words, socket=server.socket)
     assert done.returncode == 5
     assert "yet: it is running, epoch 2 runs on n[1-2,4-5]" in done.stderr
     assert "next: transom status 12, or transom logs 12 -f to wait for it" in done.stderr
+    assert f"the launcher's own is {run_dir}/logs/launcher.log" in done.stderr
 
 
 def test_a_run_folder_that_is_not_here(server: Recorded, tmp_path: Path) -> None:

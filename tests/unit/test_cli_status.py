@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,3 +222,17 @@ def test_it_is_fast_enough_to_be_typed_often(server: Recorded) -> None:
     start = time.monotonic()
     assert len(transom("status", socket=server.socket).stdout.splitlines()) == 501
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_on_a_terminal_unless_told_not_to(server: Recorded, variables: dict[str, str], coloured: bool) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TRANSOM_SOCKET": str(server.socket), "TERM": "xterm", **variables}
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "transom_cli.main", "status"], stdout=theirs, env=environment, check=True, timeout=30
+        )
+        assert ("\x1b[32mrunning\x1b[0m" in os.read(ours, 1 << 16).decode()) is coloured
+    finally:
+        os.close(ours)
+        os.close(theirs)

@@ -11,6 +11,11 @@ from transomd.errors import NotFoundError, SpecError, UsageError
 from transomd.settings import Settings, load_settings, parse_settings
 from transomd.words import CheckMode
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 
 def faults(text: str) -> tuple[str, ...]:
     with pytest.raises(SpecError) as caught:
@@ -41,18 +46,19 @@ def test_what_a_site_writes() -> None:
 
 def test_all_faults_with_their_lines() -> None:
     text = (
-        "[daemon]\nlisten = 'x'\nsock = 'a'\ncycle_s = 0\n\n[health.modes]\nxid = 'drian'\n[drain]\nmax_fraction = 2\n"
-        "[ssh]\nfanout = 'many'\nkey = 'rel/key'\n[wacth]\n"
+        "[daemon]\nlisten = 'x'\nsock = 'a'\ncycle_s = 0\n\n[health.modes]\nxid = 'drian'\nxidd = 'off'\n[drain]\n"
+        "max_fraction = 2\n[ssh]\nfanout = 'many'\nkey = 'rel/key'\n[wacth]\n"
     )
     assert faults(text) == (
         "t:2: daemon.listen: must be host:port, :port or empty, got 'x'",
         "t:3: daemon.sock: is no field; did you mean `socket`?",
         "t:4: daemon.cycle_s: must be longer than nothing",
         "t:7: health.modes.xid: must be 'off', 'observe', 'comment' or 'drain', got 'drian'",
-        "t:9: drain.max_fraction: must be at most 1.0, got 2",
-        "t:11: ssh.fanout: must be a whole number, got 'many'",
-        "t:12: ssh.key: must be an absolute path, got 'rel/key'",
-        "t:13: wacth: is no field; did you mean `watch`?",
+        "t:8: health.modes.xidd: 'xidd' is no check; did you mean `xid`?",
+        "t:10: drain.max_fraction: must be at most 1.0, got 2",
+        "t:12: ssh.fanout: must be a whole number, got 'many'",
+        "t:13: ssh.key: must be an absolute path, got 'rel/key'",
+        "t:14: wacth: is no field; did you mean `watch`?",
     )
 
 
@@ -84,3 +90,12 @@ def test_binary_is_no_settings_file(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="not UTF-8"):
         load_settings(path, {})
+
+
+def test_the_documented_file_is_a_settings_file_with_every_field() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    written = tomllib.loads(text)
+    assert parse_settings(text)
+    expected = {name: set(type(part).model_fields) for name, part in Settings()}
+    assert {name: set(section) for name, section in written.items()} == expected

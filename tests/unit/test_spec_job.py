@@ -108,6 +108,7 @@ def test_an_empty_file_misses_everything() -> None:
         ("gpus_per_node: h100:8", "must be a whole number, got 'h100:8'"),
         ("sbatch: [--requeue]", "--requeue: transom restarts jobs itself"),
         ('sbatch: ["--x=a\\nb"]', "a control character"),
+        ("health: {skip: [clok]}", "health.skip[1]: 'clok' is no check; did you mean `clock`?"),
         ("setup: {a: b}", "setup: must be a list, got a mapping"),
     ],
 )
@@ -196,3 +197,11 @@ def test_faults_bear_the_files_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_job(path)
     assert caught.value.faults == (f"{path}:3: nodes: must be a whole number, got 'many'",)
+
+
+def test_every_field_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "job-yaml.md").read_text()
+    parts = {"checkpoint", "health", "watch", "policy"}
+    names = set(JobSpec.model_fields) - parts
+    names |= {f"{part}.{name}" for part in parts for name in type(getattr(load_job(LEAST), part)).model_fields}
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []

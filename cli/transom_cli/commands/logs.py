@@ -47,9 +47,11 @@ def logs(job: str, follow: bool, rank: int | None, epoch: int | None, lines: int
     reader = _Reader(run_dir, rank, epoch, lines)
     if not reader.look():
         which = f" of rank {rank}" if rank is not None else ""
+        own = run_dir / "logs" / "launcher.log"
+        look = f"; the launcher's own is {own}" if own.exists() else ""
         raise NotFoundError(
             f"job {number} has no log{which} yet: it is {plain(found['state'])}, {plain(found['reason'])}",
-            hint=f"transom status {number}, or transom logs {number} -f to wait for it",
+            hint=f"transom status {number}, or transom logs {number} -f to wait for it{look}",
         )
     reader.show(end=True)
     return ExitCode.OK
