@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -366,3 +368,19 @@ def test_a_profile_tells_all_its_faults_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         Profile(modes={"no-such": CheckMode.DRAIN}, disk_free_min=2.0, gpus=-1, mounts=("here",), clock_offset_max=0)
     assert len(caught.value.faults) == 5
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs/checks.md"
+
+
+def test_the_page_names_every_check() -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    assert [check for check in CHECKS if f"| `{check}` |" not in page] == []
+
+
+@pytest.mark.parametrize("bucket", Bucket)
+def test_the_page_has_the_codes_of_every_bucket(bucket: Bucket) -> None:
+    row = next(line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {bucket.value}"))
+    codes = {int(code) for code in re.findall(r"\b\d+\b", row.split("|")[2].partition(";")[0])}
+    table = {xid.code for xid in CATALOGUE.values() if xid.bucket is bucket}
+    assert codes == table - set(range(144, 151))
