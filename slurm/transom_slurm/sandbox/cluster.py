@@ -62,8 +62,8 @@ class Sandbox:
         of slurm.conf. Timeouts are in seconds. Raises :class:`SandboxError`.
         """
         root = check_directory(Path(directory) if directory else default_directory())
+        check_installed()
         mode = _choose_mode(mode)
-        check_installed(mode == NETNS)
         if not 1 <= nodes <= MAX_NODES:
             raise SandboxUsage("start a sandbox", f"{nodes} nodes: it can have 1 to {MAX_NODES}")
         spec = _plan(root, mode, nodes, gpus, slurmd_timeout, message_timeout, tuple(extra))
@@ -152,6 +152,8 @@ class Sandbox:
         return {
             "SLURM_CONF": str(at.conf),
             "TRANSOM_SANDBOX": str(self.spec.root),
+            "TRANSOM_CONFIG": str(at.site),
+            "TRANSOM_SOCKET": str(at.daemon_socket),
             "PATH": ":".join([str(at.bin), *clean]),
         }
 

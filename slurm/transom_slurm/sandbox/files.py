@@ -21,6 +21,7 @@ from transom_slurm.sandbox.config import ClusterSpec, NodeSpec
 from transom_slurm.sandbox.daemons import python, run
 from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxRefused
 from transom_slurm.sandbox.layout import Layout
+from transom_slurm.sandbox.site import transomd_toml
 
 _NULL_DEVICE = os.makedev(1, 3)
 
@@ -70,6 +71,7 @@ def write_all(spec: ClusterSpec) -> None:
     _write(at.etc / "gres.conf", config.gres_conf(spec))
     _write(at.etc / "cgroup.conf", config.cgroup_conf(spec))
     _write(at.etc / "hosts", config.hosts(spec))
+    _write(at.site, transomd_toml(spec))
     _write(at.etc / "shadow", config.shadow(user.pw_name for user in pwd.getpwall()), 0o600)
     _write_secret(at.etc / "munge.key", secrets.token_bytes(128))
     _write_scripts(spec)

@@ -90,6 +90,16 @@ class Layout:
         return self.etc / "slurm.conf"
 
     @property
+    def site(self) -> Path:
+        """transomd's site file."""
+        return self.etc / "transomd.toml"
+
+    @property
+    def daemon_socket(self) -> Path:
+        """Where transomd listens when it is started with that site file."""
+        return self.run / "transomd.sock"
+
+    @property
     def bin(self) -> Path:
         """Wrappers that run in the hub by themselves; meant for PATH."""
         return self.root / "bin"
