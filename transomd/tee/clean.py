@@ -17,7 +17,7 @@ MAX_LINE = 4096
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?<=>!]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)?|[@-Z\\^_=>78])")
 _FRAME = re.compile(r"^\s*[│┃║|]\s(.*?)\s*[│┃║|]?\s*$")
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
-_NOT_HOSTS = r"(?!python\d|pip\d|nvidia-|(?:gpu|cpu|cuda|nvme|mlx|eth|ib|md|sd[a-z]|rank|step|epoch|iter|layer)\d{1,2}: )"
+_NOT_HOSTS = r"(?!python\d|pip\d|nvidia-|(?:gpu|cpu|cuda|nvme|mlx|eth|ib|md|sd[a-z]|rank|step|epoch|iter)\d{1,2}: )"
 _HOST = _NOT_HOSTS + r"[a-z][a-z-]{0,30}\d[a-z0-9-]{0,40}(?:\.[a-z0-9.-]{1,80})?"
 _PREFIXES = (
     re.compile(r"\[rank ?(?P<rank>\d{1,6})\]: ?(?:\[rank ?\d{1,6}\]: ?)?(?=\S|\s|$)"),

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from transomd.tee import sentences
 from transomd.tee.case import Case, ranks_of
 from transomd.tee.types import Evidence, Verdict
-from transomd.words import Action, Blame, Confidence, FailureClass
+from transomd.words import Action, Blame, Confidence, FailureClass, Role
 
+TIMEOUTS = ("PG-TIMEOUT", "GLOO-TIMEOUT")
 _WORK = re.compile(r"SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,40})")
 
 
@@ -24,7 +25,7 @@ def stuck_process(case: Case) -> Verdict | None:
 
 def missing_rank(case: Case) -> Verdict | None:
     """No progress, or collectives that timed out: name the ranks that are behind, if they can be told."""
-    timeouts = case.of("PG-TIMEOUT")
+    timeouts = case.of(*TIMEOUTS)
     stalls = case.of("NO-PROGRESS")
     if not timeouts and not stalls:
         return None
@@ -39,20 +40,20 @@ def missing_rank(case: Case) -> Verdict | None:
             ranks=behind,
             evidence=tuple(timeouts),
         )
-    decisive = [_suspect(rank, case) for rank in behind] if behind else []
+    first = (timeouts or stalls)[0]
+    decisive = [_suspect(rank, case, first, "is behind the others") for rank in behind]
     return _hang(sentences.hang(behind, why, stalls, timeouts), decisive + stalls + timeouts, Confidence.LOW, behind)
 
 
-def _suspect(rank: int, case: Case) -> Evidence:
+def _suspect(rank: int, case: Case, first: Evidence, what: str) -> Evidence:
     """Say where the suspect is, so that the next failure can be compared with this one."""
     node = next((node for node, ranks in case.ranks_by_node.items() if rank in ranks), "")
-    first = (case.of("PG-TIMEOUT") or case.of("NO-PROGRESS"))[0]
     return Evidence(
         source="progress",
         signature="RANK-BEHIND",
-        text=f"rank {rank} is behind the others",
-        role=first.role,
-        failure_class=FailureClass.NCCL_HANG,
+        text=f"rank {rank} {what}",
+        role=Role.CONTEXT,
+        failure_class=first.failure_class,
         at=first.at,
         node=node,
         rank=rank,
@@ -61,10 +62,8 @@ def _suspect(rank: int, case: Case) -> Evidence:
 
 def _behind(timeouts: Sequence[Evidence], everyone: set[int]) -> tuple[tuple[int, ...], str]:
     """Return the ranks that the others wait for and how that is known: silent, sequence, operations, or not at all."""
-    waiting = set(ranks_of(timeouts))
-    silent = everyone - waiting
-    if waiting and silent and len(silent) * 2 <= len(everyone):
-        return tuple(sorted(silent)), "silent"
+    if silent := silent_ranks(timeouts, everyone):
+        return silent, "silent"
     work = {one.rank: match for one in timeouts if one.rank is not None and (match := _WORK.search(one.text))}
     if len(work) < 2:
         return (), ""
@@ -77,6 +76,30 @@ def _behind(timeouts: Sequence[Evidence], everyone: set[int]) -> tuple[tuple[int
         rare = operations.most_common()[-1][0]
         return tuple(sorted(rank for rank, match in work.items() if match["op"] == rare)), "operations"
     return (), ""
+
+
+def silent_ranks(complaints: Sequence[Evidence], everyone: set[int]) -> tuple[int, ...]:
+    """Return the few ranks that do not complain while the others do; none if the complaints come from few."""
+    waiting = set(ranks_of(complaints))
+    silent = everyone - waiting
+    return tuple(sorted(silent)) if waiting and len(silent) * 2 <= len(everyone) else ()
+
+
+def first_gone(case: Case) -> Verdict | None:
+    """All complain of a lost peer but a few ranks that say nothing: those went first, and why is not known."""
+    silent = silent_ranks(case.victims, case.ranks)
+    if not silent:
+        return None
+    found = [_suspect(rank, case, case.victims[0], "printed no error while the others lost a peer") for rank in silent]
+    return Verdict(
+        failure_class=FailureClass.UNKNOWN,
+        blame=Blame.UNKNOWN,
+        action=Action.RESTART,
+        confidence=Confidence.LOW,
+        summary=sentences.first_gone(silent),
+        ranks=silent,
+        evidence=tuple(found),
+    )
 
 
 def _hang(

@@ -216,6 +216,14 @@ def hang(behind: Sequence[int], why: str, stalls: Sequence[Evidence], timeouts: 
     return f"The job stands still: {what}. {guess} {_then(Action.RESTART)}"
 
 
+def first_gone(silent: Sequence[int]) -> str:
+    """Ranks that went without a word, and only the others complain."""
+    return (
+        f"{_sentence(_ranks(silent))} printed no error, while all others complain of a lost peer: something ended or "
+        f"stopped {'it' if len(silent) == 1 else 'them'}, and no log says what. {_then(Action.RESTART)}"
+    )
+
+
 def operations_differ(timeouts: Sequence[Evidence]) -> str:
     """Ranks are in different operations at the same count."""
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 MAX_LINES = 500
 """Lines that one traceback may be long before it is given up."""
@@ -15,7 +16,13 @@ _CHAIN = (
     "-- Process ",
 )
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]{1,300})", line \d+')
+_LONG_PATH = re.compile(r'"[^"]+(/[^"]{20,50})"(?=, line)')
 _ELSEWHERE = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
+
+
+class _Frame(NamedTuple):
+    own: bool
+    lines: list[str]
 
 
 class Traceback:
@@ -27,7 +34,7 @@ class Traceback:
         self.line = line
         self.touched = touched
         self.exceptions: list[str] = []
-        self._frames: list[list[str]] = []
+        self._frames: list[_Frame] = []
         self._inside = True
         self._lines = 0
 
@@ -65,15 +72,17 @@ class Traceback:
 
     def _keep_frame(self, text: str) -> None:
         if _FRAME.match(text):
-            self._frames = [*self._frames[-40:], [text.strip()]]
-        elif self._frames and len(self._frames[-1]) < 2 and text.strip(" ~^"):
-            self._frames[-1].append(text.strip())
+            own = not any(part in text for part in _ELSEWHERE)
+            frame = _Frame(own, [_LONG_PATH.sub(r'"...\1"', text.strip())])
+            self._frames = [*self._frames[-40:], frame]
+        elif self._frames and len(self._frames[-1].lines) < 2 and text.strip(" ~^"):
+            self._frames[-1].lines.append(text.strip())
 
     def text(self) -> str:
         """The exception line, and below it the last frames of the user's own files, and the innermost of all."""
-        own = [frame for frame in self._frames if not any(part in frame[0] for part in _ELSEWHERE)]
-        chosen = [frame for frame in self._frames if frame in (own[-2:] or [])] or self._frames[-2:]
-        if self._frames and self._frames[-1] not in chosen:
+        own = [frame for frame in self._frames if frame.own][-2:]
+        chosen = own or self._frames[-2:]
+        if self._frames and self._frames[-1] is not chosen[-1]:
             chosen = [*chosen, self._frames[-1]]
-        shown = ["  " + " | ".join(part[:120] for part in frame) for frame in chosen]
+        shown = ["  " + " | ".join(part[:120] for part in frame.lines) for frame in chosen]
         return "\n".join([self.exceptions[-1][:260] if self.exceptions else HEADER, *shown])

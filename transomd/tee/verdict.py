@@ -10,7 +10,8 @@ The rules, first that speaks wins (:data:`RULES`):
 * a rank found stopped or stuck by its process state;
 * the earliest line of a rank that is not a victim's;
 * a rank killed by nobody known;
-* victims: the peer that most of them name, or else the rank that is missing among those that timed out;
+* victims: the peer that most of them name, or else the rank that is missing among those that complain;
+* exit codes, where no log says why;
 * nothing: *unknown*, start again in place, blame nobody.
 """
 
@@ -40,6 +41,7 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     hang.missing_rank,
     rules.same_exit,
     rules.first_exit,
+    hang.first_gone,
     rules.nothing,
 )
 
