@@ -228,6 +228,14 @@ def test_a_lagging_rank_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert names(tmp_path) == [(2, 1)], "the step that can never be complete is cleaned by rank 0"
 
 
+def test_a_handle_remembers_what_retention_removed_since(tmp_path: Path) -> None:
+    engine = CheckpointEngine(tmp_path, keep=1)
+    handles = [engine.save(step, state_of(step)) for step in (1, 2)]
+    assert names(tmp_path) == [(2, 1)]
+    assert handles[0].done()
+    handles[0].wait(timeout=0)
+
+
 def test_the_other_stages_say_that_they_are_not_there(tmp_path: Path) -> None:
     handle = CheckpointEngine(tmp_path).save(1, state_of(1))
     assert [handle.done(stage) for stage in ("memory", "replica", "storage")] == [False, False, True]

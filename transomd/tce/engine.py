@@ -247,11 +247,13 @@ class CheckpointEngine:
             log.warning("step %d will not be complete: %s", step, error)
 
     def _completed(self, step: int, committed: bool) -> None:
-        del self._pending[step]
+        self._pending.pop(step).reached = True
         if committed:
             log.info("step %d of epoch %d is complete: %d ranks", step, self.epoch, self.world_size)
         for older in [other for other in self._pending if other < step]:
-            self._give_up(older, CheckpointError(f"not every rank wrote step {older}, and step {step} is complete"))
+            self._give_up(
+                older, CheckpointError(f"step {older} was not completed, or not kept: step {step} is complete since")
+            )
         try:
             self._tidy(committed)
         except (OSError, CheckpointError) as error:

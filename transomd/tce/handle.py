@@ -12,7 +12,7 @@ _FIRST_POLL, _LAST_POLL = 0.01, 0.5
 
 
 class SaveHandle:
-    """One save. ``step`` is its step, ``error`` why this rank could not write it (None: it could).
+    """One save. ``step`` is its step, ``error`` why it failed (None: it did not), ``reached`` whether it is stored.
 
     Stages: ``memory`` (in memory that outlives the program) and ``replica`` (a copy on another node) are not there
     in this version; ``storage``: every rank's files are on the disk and the step's manifest is too.
@@ -21,12 +21,13 @@ class SaveHandle:
     def __init__(self, step: int, completed: Callable[[], bool], error: CheckpointError | None = None) -> None:
         self.step = step
         self.error = error
+        self.reached = False
         self._completed = completed
 
     def done(self, stage: str = "storage") -> bool:
         """Whether the stage is reached; False for stages that this version has not, and after a failure."""
         _check(stage)
-        return stage == "storage" and self.error is None and self._completed()
+        return stage == "storage" and self.error is None and self._stored()
 
     def wait(self, stage: str = "storage", timeout: float | None = None) -> None:
         """Block until the stage is reached on every rank, at most ``timeout`` seconds (None: for ever).
@@ -44,12 +45,17 @@ class SaveHandle:
         while True:
             if self.error:
                 raise self.error
-            if self._completed():
+            if self._stored():
                 return
             if deadline is not None and time.monotonic() + poll > deadline:
                 raise TimeoutError(f"step {self.step} is not complete after {timeout} s: not every rank has written")
             time.sleep(poll)
             poll = min(2 * poll, _LAST_POLL)
+
+    def _stored(self) -> bool:
+        """Asked only until it was so: retention may have removed the checkpoint since."""
+        self.reached = self.reached or self._completed()
+        return self.reached
 
 
 def _check(stage: str) -> None:
