@@ -98,9 +98,9 @@ def _submit(api: Client, spec: JobSpec) -> Json:
     try:
         answer: Json = api.post("/v1/jobs", _body(spec, staged.run_dir, staged.token, dry_run=False))["job"]
     except NoAnswerError as error:
-        return _recorded(api, staged, error)
-    except TransomError as error:
-        if type(error) is not TransomError:
+        return _looked_for(api, staged, error)
+    except TransomError:
+        if _surely_not_recorded(api, staged):
             unstage(staged)
         raise
     except KeyboardInterrupt:
@@ -112,17 +112,29 @@ def _submit(api: Client, spec: JobSpec) -> Json:
     return answer
 
 
-def _recorded(api: Client, staged: Staged, error: NoAnswerError) -> Json:
-    """Look whether a request that was not answered was carried out; the run folder names the job."""
+def _recorded(api: Client, staged: Staged) -> Json | None:
+    """Return the job that was recorded with this run folder; None if there is none. Raises TransomError."""
+    jobs: list[Json] = api.get("/v1/jobs", all=1)["jobs"]
+    return next((job for job in jobs if job.get("run_dir") == str(staged.run_dir)), None)
+
+
+def _surely_not_recorded(api: Client, staged: Staged) -> bool:
+    try:
+        return _recorded(api, staged) is None
+    except TransomError:
+        return False
+
+
+def _looked_for(api: Client, staged: Staged, error: NoAnswerError) -> Json:
+    """Return the job of a request that was not answered, if it was carried out; else raise UnreachableError."""
     hint = f"transom status; the run folder is {staged.run_dir}, remove it if no job has it"
     try:
-        jobs = api.get("/v1/jobs", all=1)["jobs"]
-    except UnreachableError:
+        found = _recorded(api, staged)
+    except TransomError:
         raise UnreachableError(f"{error}; whether the job was recorded is not known", hint=hint) from None
-    found = next((job for job in jobs if job.get("run_dir") == str(staged.run_dir)), None)
     if found is None:
         raise UnreachableError(f"{error}; the job is not recorded so far", hint=hint)
-    return dict(found)
+    return found
 
 
 def _accepted(spec: JobSpec, job: Mapping[str, Any]) -> str:
@@ -158,12 +170,9 @@ def _dry_run(api: Client, spec: JobSpec, as_json: bool) -> int:
         print(json.dumps(answer, indent=2))
         return ExitCode.OK
     plan = answer["plan"]
-    for title, key in (("batch script", "script"), ("sbatch call", "sbatch"), ("gate", "gate")):
-        print(f"# {title}\n{safe(_text(plan.get(key))).rstrip()}\n")
+    call = shlex.join(str(word) for word in plan["sbatch"])
+    gate = "\n".join(str(sentence) for sentence in plan["gate"])
+    for title, text in (("batch script", plan["script"]), ("sbatch call", call), ("gate", gate)):
+        print(f"# {title}\n{safe(text).rstrip()}\n")
     print("nothing was submitted")
     return ExitCode.OK
-
-
-def _text(value: Any) -> str:
-    """Return a part of a plan: text, or the words of a call."""
-    return shlex.join(str(word) for word in value) if isinstance(value, list) else str(value or "")
