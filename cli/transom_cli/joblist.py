@@ -28,7 +28,7 @@ def job_list(jobs: Sequence[Mapping[str, Any]], *, now: float, columns: int) -> 
         state = str(job.get("state"))
         told.append((line, state))
         if not wide and state in _TELLING:
-            told += [(more, "") for more in wrapped(str(job.get("reason")), columns, indent="    ")]
+            told += [(more, "") for more in wrapped(str(job.get("reason")), columns, indent="    ")[:2]]
     return told
 
 

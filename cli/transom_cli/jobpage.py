@@ -89,10 +89,8 @@ def _launches(launches: Sequence[Json], now: float, columns: int) -> Iterator[st
 
 def _launch(launch: Json, now: float) -> str:
     text = f"epoch {launch.get('epoch')} on {hosts(launch.get('nodes') or ())}: "
-    resumed = launch.get("resume_step")
-    text += "from the beginning" if resumed is None else f"from step {resumed}"
-    if launch.get("last_step") is not None:
-        text += f" to {launch['last_step']}"
+    first, last = launch.get("first_step"), launch.get("last_step")
+    text += "no step yet" if last is None else f"steps {first} to {last}"
     if not launch.get("ended_at"):
         return text + f", started {ago(launch.get('started_at'), now)}"
     lasted = span(launch["ended_at"] - launch["started_at"])

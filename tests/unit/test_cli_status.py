@@ -33,8 +33,8 @@ job 12 demo (alice): running
   submitted   1h06m ago
 
 launches
-  epoch 1 on n[1-4]: from the beginning to 108, ended after 1h02m: n3 was lost
-  epoch 2 on n[1-2,4-5]: from step 100 to 140, started 1m02s ago
+  epoch 1 on n[1-4]: steps 1 to 108, ended after 1h02m: n3 was lost
+  epoch 2 on n[1-2,4-5]: steps 101 to 140, started 1m02s ago
 
 incident 3: host, blame node n3, ranks 2, confidence high -> drain
   n3 does not answer Slurm or SSH: it has no power or no network
@@ -165,10 +165,11 @@ def test_no_jobs(server: Recorded) -> None:
 
 
 def test_slurm_is_silent_and_transom_is_paused(server: Recorded) -> None:
-    slurm = {"ok": False, "error": "squeue: Unable to contact slurm controller"}
+    slurm = {"ok": False, "error": "squeue: Unable to contact slurm controller" * 9}
     server.on("GET /v1/daemon", (200, {**cli_server.DAEMON, "paused": True, "slurm": slurm}))
     lines = transom("status", socket=server.socket).stdout.splitlines()
-    assert lines[0].startswith("Slurm does not answer, so this is what was last known: squeue: Unable")
+    assert lines[0].startswith("Slurm does not answer, so this is what was last known: ")
+    assert len(lines[0]) == 80
     assert lines[1] == "transom is paused: it looks on and does nothing"
 
 

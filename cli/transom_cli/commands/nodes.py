@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from transom_cli.ask import client, node_names
-from transom_cli.text import ago, hosts, plain, table, width, wrapped
+from transom_cli.text import ago, clip, hosts, plain, table, width, wrapped
 from transomd.errors import NotFoundError
 from transomd.words import ExitCode, Outcome
 
@@ -42,7 +42,7 @@ def nodes(nodes: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         print(json.dumps({**answer, "nodes": found}, indent=2))
         return ExitCode.OK
-    lines = _warning(answer.get("slurm") or {})
+    lines = [clip(line, width()) for line in _warning(answer.get("slurm") or {})]
     lines += node_table(found, columns=width()) if found else ["no nodes are known yet"]
     lines += [line for node in found if nodes for line in _details(node, time.time(), width())]
     print("\n".join(lines))

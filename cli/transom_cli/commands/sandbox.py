@@ -66,7 +66,7 @@ def sandbox() -> None:
     \b
     Examples:
       transom sandbox up --nodes 5
-      eval "$(transom sandbox env)"     # squeue, sbatch, transom ... now mean the sandbox
+      eval "$(transom sandbox env)"     # squeue, transom ... mean the sandbox
       srun -N4 hostname
       transom sandbox fail n2 power
       transom sandbox down
@@ -90,7 +90,8 @@ def up(
     Examples:
       transom sandbox up
       transom sandbox up --nodes 16 --dir /tmp/big
-      transom sandbox up --slurmd-timeout 5 --message-timeout 2    # Slurm notices a dead node in about 9 s
+      transom sandbox up --slurmd-timeout 5 --message-timeout 2
+    With the latter Slurm notices a dead node after about 9 s instead of 20.
     """
     signal.signal(signal.SIGTERM, _raise_exit)
     began = time.monotonic()

@@ -13,7 +13,7 @@ import click
 from transom_cli.ask import Json, client, finished, job_id
 from transom_cli.joblist import job_list
 from transom_cli.jobpage import job_page
-from transom_cli.text import STATE_STYLES, paint, plain, width
+from transom_cli.text import STATE_STYLES, clip, paint, plain, width
 from transomd.api.client import Client
 from transomd.errors import UnreachableError
 from transomd.words import ExitCode, JobState
@@ -92,7 +92,7 @@ def _page(view: Json, now: float, columns: int) -> list[str]:
 
 def _list(answer: Json, now: float, columns: int) -> list[str]:
     jobs = answer["jobs"]
-    lines = _warnings(answer["daemon"])
+    lines = [clip(line, columns) for line in _warnings(answer["daemon"])]
     if not jobs:
         return [*lines, "no jobs; submit one with: transom submit job.yaml"]
     return lines + [_coloured(line, state) for line, state in job_list(jobs, now=now, columns=columns)]
