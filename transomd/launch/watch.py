@@ -61,7 +61,7 @@ class LogWatch:
         if self._progress.step != self.step:
             self.step, self.step_at = self._progress.step, now
             if self.first_step is None:
-                self.first_step, self.first_step_at = self.step, now
+                self.first_step, self.first_step_at = self._progress.first, now
 
     def stalled(self, now: float) -> Stall | None:
         """Return how long nothing has moved, if that is too long."""

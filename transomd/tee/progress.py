@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from transomd.tee.types import Chunk
 
 DEFAULT_PATTERN = (
-    r"(?i)(?<![a-z_])(?:global[_ ]?step|step|iter(?:ation)?)\b[\"']?\s{0,4}[:=#]?\s{0,6}"
+    r"(?i)(?<![a-z_])(?<!from )(?:global[_ ]?step|step|iter(?:ation)?)\b[\"']?\s{0,4}[:=#]?\s{0,6}"
     r"(?P<step>\d{1,12})(?!\d|\.\d|\s?m?s\b)"
 )
-"""Finds ``step 12``, ``step=12``, ``iteration 12/1000``, ``global_step: 12``, ``"step": 12``, but not step times."""
+"""Finds ``step 12``, ``step=12``, ``iteration 12/1000``, ``global_step: 12``, ``"step": 12``, but neither step times nor
+what a program says when it loads a checkpoint: ``resumed from step 12``."""
 
 _RECENT = 64
 _ENOUGH = 5
@@ -53,6 +54,8 @@ class Progress:
         self._steps: dict[int | None, int] = {}
         self._best: int | None = None
         self._moved_at = now
+        self.first: int | None = None
+        """The first step number that was read in this launch."""
 
     @property
     def step(self) -> int | None:
@@ -66,9 +69,11 @@ class Progress:
 
     def feed(self, chunk: Chunk, now: float) -> None:
         """Read the newest step number in ``chunk``, which was read at ``now``."""
-        newest = deque(self._pattern.finditer(chunk.data), maxlen=1)
-        if newest and (digits := newest[0][self._group]) and digits.isdigit():
-            self.note(chunk.rank, int(digits), now)
+        found = [m[self._group] for m in self._pattern.finditer(chunk.data)]
+        steps = [int(digits) for digits in found if digits and digits.isdigit()]
+        if steps:
+            self.first = steps[0] if self.first is None else self.first
+            self.note(chunk.rank, steps[-1], now)
 
     def note(self, rank: int | None, step: int, now: float) -> None:
         """Take a rank's step number. Any change is progress; how long a step takes is learned from the highest."""
@@ -84,7 +89,7 @@ class Progress:
     def restarted(self, now: float) -> None:
         """Begin a new launch: steps start anew and the first one may take long again; step times stay learned."""
         self._steps.clear()
-        self._best = None
+        self._best = self.first = None
         self._moved_at = now
 
     def limit(self) -> float:

@@ -12,7 +12,7 @@ from transomd.words import Action, FailureClass
 
 _NEXT = {
     Action.RESTART: "The job can start again on the same nodes.",
-    Action.EXCLUDE: "The job can go on without {nodes}. No drain: neither Slurm nor the probe confirms it.",
+    Action.EXCLUDE: "The job can go on without {nodes}. No drain yet: Slurm or the probe has to confirm it first.",
     Action.DRAIN: "The job can go on without {nodes}.",
     Action.ROLLBACK: "The job has to go back to an earlier checkpoint.",
     Action.WAIT: "The job should wait until that is over; no node is blamed.",

@@ -46,7 +46,8 @@ def _drain_for(node: SlurmNode, checks: Sequence[str], settings: Settings) -> st
 
 def drain_intent(incident: Incident, node: str, check: str, now: float) -> Intent:
     """Return the intent that drains a node for an incident."""
-    summary = " ".join(incident.summary.split())[:120]
+    # The first sentence says what happened; the others say what is done about it, and this is being done.
+    summary = " ".join(incident.summary.split()).partition(". ")[0][:120]
     return Intent(
         key=f"drain:{node}:{incident.id}",
         kind=IntentKind.DRAIN.value,
