@@ -123,6 +123,24 @@ def test_it_is_found_again(sandbox: Sandbox) -> None:
 
 def test_a_slurm_that_does_not_start_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "bad"
-    with pytest.raises(SandboxError, match="SelectType"):
-        Sandbox.up(2, directory, extra=["SelectType=select/nonsense"], ready_timeout_s=3)
+    with pytest.raises(SandboxError, match=r"fatal: .*select/nonsense"):
+        Sandbox.up(2, directory, extra=["SelectType=select/nonsense"])
     assert not directory.exists()
+
+
+def test_ordinary_users_submit_and_log_in(sandbox: Sandbox) -> None:
+    become = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"]
+    said = sandbox.run([*become, "srun", "-N2", "-D/tmp", "sh", "-c", "echo $(hostname) $(id -un)"]).stdout
+    assert sorted(said.splitlines()) == ["n1 daemon", "n2 daemon"]
+    done = sandbox.run(["ssh", "-F", str(sandbox.ssh_config), "-l", "daemon", "n1"], check=False)
+    assert "account is currently not available" in done.stdout, "sshd let it in, to its shell, which is nologin"
+
+
+def test_daemons_see_nothing_of_the_starters_environment(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    sandbox.fail("n1", "slurmd-kill")
+    sandbox.heal("n1")
+    slurmd = sandbox.run(["sh", "-c", "tr '\\0' '\\n' < /proc/$(pidof -s slurmd)/environ"], node="n1").stdout
+    assert "SLURM_CONF=" in slurmd
+    assert "TOKEN" not in slurmd
+    sandbox.reset()

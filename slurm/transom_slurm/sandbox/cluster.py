@@ -16,7 +16,14 @@ from typing import Any
 
 from transom_slurm.sandbox import faults, files, gpus, loopback, netns, processes
 from transom_slurm.sandbox.config import LOOPBACK, MAX_NODES, NETNS, ClusterSpec, loopback_nodes, netns_nodes
-from transom_slurm.sandbox.daemons import SYSTEM_PATH, check_installed, run, slurm_version, slurmctld
+from transom_slurm.sandbox.daemons import (
+    SYSTEM_PATH,
+    check_installed,
+    daemon_environment,
+    run,
+    slurm_version,
+    slurmctld,
+)
 from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxRefused, SandboxUsage
 from transom_slurm.sandbox.layout import Layout, check_directory, default_directory
 from transom_slurm.sandbox.waiting import until
@@ -50,6 +57,7 @@ class Sandbox:
         directory: Path | str | None = None,
         *,
         gpus: int = 8,
+        cpus: int = 16,
         slurmd_timeout: int = 10,
         message_timeout: int = 5,
         mode: str = "",
@@ -66,7 +74,16 @@ class Sandbox:
         mode = _choose_mode(mode)
         if not 1 <= nodes <= MAX_NODES:
             raise SandboxUsage("start a sandbox", f"{nodes} nodes: it can have 1 to {MAX_NODES}")
-        spec = _plan(root, mode, nodes, gpus, slurmd_timeout, message_timeout, tuple(extra))
+        spec = _plan(
+            root,
+            mode,
+            nodes,
+            gpus=gpus,
+            cpus=cpus,
+            slurmd_timeout=slurmd_timeout,
+            message_timeout=message_timeout,
+            extra=tuple(extra),
+        )
         with files.umask():
             return cls._start(spec, ready_timeout_s)
 
@@ -81,7 +98,7 @@ class Sandbox:
                 backend = netns if spec.namespaces else loopback
                 backend.boot_hub(spec)
                 backend.boot_nodes(spec, spec.names)
-                sandbox.wait_idle(ready_timeout_s)
+                sandbox._wait_started(ready_timeout_s)
             except BaseException:
                 _tear_down(spec)
                 raise
@@ -211,7 +228,8 @@ class Sandbox:
 
     def start_controller(self) -> None:
         """Start slurmctld again and return when it answers."""
-        self.run(slurmctld())
+        start = self.hub_argv(slurmctld())
+        run(start, "start slurmctld", env=daemon_environment(self.spec))
         if not until(self._answers, READY_TIMEOUT_S):
             raise SandboxError(
                 "start slurmctld", "it does not answer", hint=f"see {self.spec.layout.logs}/slurmctld.log"
@@ -223,13 +241,23 @@ class Sandbox:
         return dict(line.split() for line in done.stdout.splitlines()) if done.returncode == 0 else {}
 
     def wait_idle(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Return when all nodes are idle; :class:`SandboxError` says which are not, and what the logs end with."""
-        want = dict.fromkeys(self.nodes, "idle")
-        if not until(lambda: self.slurm_states() == want, timeout_s, 0.05):
-            got = self.slurm_states()
-            bad = ", ".join(f"{node} {got.get(node, '?')}" for node in self.nodes if got.get(node) != "idle")
-            cause = f"after {timeout_s:g} s not idle: {bad}\n{self._log_ends()}"
-            raise SandboxError("wait for the nodes", cause.strip(), hint=f"see {self.spec.layout.logs}")
+        """Return when all nodes are idle; :class:`SandboxError` says which are not, and what the logs complain of."""
+        if until(self._idle, timeout_s, 0.05):
+            return
+        got = self.slurm_states()
+        bad = ", ".join(f"{node} {got.get(node, '?')}" for node in self.nodes if got.get(node) != "idle")
+        cause = "\n".join([f"after {timeout_s:g} s not idle: {bad}", *self._complaints("error:")])
+        raise SandboxError("wait for the nodes", cause, hint=f"see {self.spec.layout.logs}")
+
+    def _idle(self) -> bool:
+        return self.slurm_states() == dict.fromkeys(self.nodes, "idle")
+
+    def _wait_started(self, timeout_s: float) -> None:
+        """Wait for the first time, and no longer than until a daemon gives up."""
+        until(lambda: self._idle() or bool(self._complaints("fatal:")), timeout_s, 0.05)
+        if fatal := self._complaints("fatal:"):
+            raise SandboxError("start Slurm", "\n".join(fatal), hint="look at the lines of slurm.conf that you added")
+        self.wait_idle(0.0)
 
     def reset(self) -> None:
         """Make it as new between tests: no jobs, all nodes healed and resumed. Returns when all are idle for good."""
@@ -281,12 +309,13 @@ class Sandbox:
     def _answers(self) -> bool:
         return " is UP" in self.run(["scontrol", "ping"], check=False).stdout
 
-    def _log_ends(self) -> str:
-        ends = []
+    def _complaints(self, word: str) -> list[str]:
+        """The last lines of each of Slurm's logs that hold a word."""
+        found = []
         for log in sorted(self.spec.layout.logs.glob("slurm*.log")):
-            bad = [line for line in log.read_text(errors="replace").splitlines() if "error" in line or "fatal" in line]
-            ends += [f"{log.name}: {line}" for line in bad[-3:]]
-        return "\n".join(ends)
+            lines = [line for line in log.read_text(errors="replace").splitlines() if word in line]
+            found += [f"{log.name}: {line}" for line in lines[-3:]]
+        return found
 
 
 def _existing(directory: Path | str | None) -> Path:
@@ -304,9 +333,7 @@ def _choose_mode(mode: str) -> str:
     return mode or (LOOPBACK if why_not else NETNS)
 
 
-def _plan(
-    root: Path, mode: str, count: int, gpus: int, slurmd_timeout: int, message_timeout: int, extra: tuple[str, ...]
-) -> ClusterSpec:
+def _plan(root: Path, mode: str, count: int, **settings: Any) -> ClusterSpec:
     if mode == NETNS:
         nodes, port = netns_nodes(count), 6817
     else:
@@ -321,10 +348,7 @@ def _plan(
         hostname=socket.gethostname().partition(".")[0],
         controller_port=port,
         nodes=nodes,
-        gpus=gpus,
-        slurmd_timeout=slurmd_timeout,
-        message_timeout=message_timeout,
-        extra=extra,
+        **settings,
     )
 
 
@@ -355,6 +379,4 @@ def _all_pids(spec: ClusterSpec) -> set[int]:
     found = processes.owned(spec.layout.conf)
     if not spec.namespaces:
         return processes.descendants(found | loopback.daemons(spec))
-    for pid in list(found):
-        found |= processes.members(pid, "net")
-    return processes.descendants(found)
+    return processes.descendants(found | processes.members(found, "net"))

@@ -15,9 +15,9 @@ from transom_slurm.sandbox.errors import SandboxError
 from transom_slurm.sandbox.scripts import TAG
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-INSTALL = "apt-get install --no-install-recommends slurm-wlm munge openssh-server iproute2 procps"
-_NEEDED = ("slurmctld", "slurmd", "sinfo", "munged", "sshd", "ssh-keygen")
-_NEEDED_NETNS = ("ip", "unshare", "nsenter", "setpriv", "setsid", "mount")
+INSTALL = "apt-get install --no-install-recommends slurm-wlm munge openssh-server iproute2 util-linux"
+_NEEDED = ("slurmctld", "slurmd", "sinfo", "munged", "sshd", "ssh-keygen", "setsid")
+_NEEDED_AS_ROOT = ("ip", "mount", "unshare", "nsenter", "setpriv")
 
 
 def find(program: str) -> str | None:
@@ -25,9 +25,9 @@ def find(program: str) -> str | None:
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
 
 
-def check_installed(namespaces: bool) -> None:
+def check_installed() -> None:
     """:class:`SandboxError` names every missing program and what to type."""
-    missing = [word for word in (*_NEEDED, *(_NEEDED_NETNS if namespaces else ())) if not find(word)]
+    missing = [word for word in (*_NEEDED, *(_NEEDED_AS_ROOT if os.geteuid() == 0 else ())) if not find(word)]
     if missing:
         raise SandboxError("start a sandbox", f"not installed: {', '.join(missing)}", hint=INSTALL)
 

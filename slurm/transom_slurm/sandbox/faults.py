@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from transom_slurm.sandbox import gpus, loopback, netns, processes
 from transom_slurm.sandbox.config import ClusterSpec
-from transom_slurm.sandbox.daemons import run, slurmd
+from transom_slurm.sandbox.daemons import daemon_environment, run, slurmd
 from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxUsage
 from transom_slurm.sandbox.waiting import until
 
@@ -170,6 +170,7 @@ def heal(spec: ClusterSpec, node: str) -> tuple[str, ...]:
         processes.signal_each(stopped, signal.SIGCONT)
         done.append(f"{len(stopped)} stopped processes continued")
     if not slurmd_pids(spec, node):
-        run([f"{spec.layout.lib}/node", node, *slurmd(node)], f"start slurmd on {node}")
+        start = [f"{spec.layout.lib}/node", node, *slurmd(node)]
+        run(start, f"start slurmd on {node}", env=daemon_environment(spec))
         done.append("slurmd started")
     return (*done, _AS_NEW)

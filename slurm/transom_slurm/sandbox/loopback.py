@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transom_slurm.sandbox import processes
 from transom_slurm.sandbox.config import ClusterSpec
-from transom_slurm.sandbox.daemons import munged, run, slurmctld, slurmd, sshd
+from transom_slurm.sandbox.daemons import daemon_environment, munged, run, slurmctld, slurmd, sshd
 from transom_slurm.sandbox.errors import SandboxError
 
 PRIVILEGE_SEPARATION = Path("/run/sshd")
@@ -46,15 +46,16 @@ def boot_hub(spec: ClusterSpec) -> None:
     if os.geteuid() == 0 and not PRIVILEGE_SEPARATION.exists():
         _made_here(spec).touch()
         PRIVILEGE_SEPARATION.mkdir(mode=0o755)
-    run([f"{at.lib}/hub", *munged(spec, "hub", at.run / "munge.socket")], "start munged")
-    run([f"{at.lib}/hub", *slurmctld()], "start slurmctld")
+    env = daemon_environment(spec)
+    run([f"{at.lib}/hub", *munged(spec, "hub", at.run / "munge.socket")], "start munged", env=env)
+    run([f"{at.lib}/hub", *slurmctld()], "start slurmctld", env=env)
 
 
 def boot_nodes(spec: ClusterSpec, names: Iterable[str]) -> None:
     """Start each node's slurmd and sshd."""
     for name in names:
         for argv in (slurmd(name), sshd(spec, name)):
-            run([f"{spec.layout.lib}/node", name, *argv], f"start {argv[0]} of {name}")
+            run([f"{spec.layout.lib}/node", name, *argv], f"start {argv[0]} of {name}", env=daemon_environment(spec))
 
 
 def _made_here(spec: ClusterSpec) -> Path:

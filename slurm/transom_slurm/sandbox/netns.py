@@ -162,4 +162,4 @@ def link_up(spec: ClusterSpec, name: str) -> bool:
 def node_pids(spec: ClusterSpec, name: str) -> set[int]:
     """The processes of a node, as the host numbers them."""
     pid = powered(spec, name)
-    return processes.members(pid, "pid") if pid else set()
+    return processes.members([pid], "pid") if pid else set()

@@ -85,12 +85,10 @@ def namespace(pid: int, kind: str) -> str:
         return ""
 
 
-def members(pid: int, kind: str) -> set[int]:
-    """Processes that share a namespace with a living process; none when that namespace is our own."""
-    identity = namespace(pid, kind)
-    if not identity or identity == namespace(os.getpid(), kind):
-        return set()
-    return {other for other in every_pid() if namespace(other, kind) == identity}
+def members(pids: Iterable[int], kind: str) -> set[int]:
+    """Processes that share a namespace with living ones; our own namespace does not count."""
+    shared = {namespace(pid, kind) for pid in pids} - {"", namespace(os.getpid(), kind), namespace(1, kind)}
+    return {pid for pid in every_pid() if namespace(pid, kind) in shared}
 
 
 def descendants(pids: Iterable[int]) -> set[int]:
