@@ -19,6 +19,8 @@ class Sshd:
 
     def __init__(self, root: Path, nodes: int = 1) -> None:
         self.root = root
+        self.extra = ""
+        """Further lines of sshd_config."""
         self.names = [f"n{i}" for i in range(1, nodes + 1)]
         self.addresses = {name: f"127.88.0.{i}" for i, name in enumerate(self.names, 1)}
         self.ports = {name: free_port(self.addresses[name]) for name in self.names}
@@ -49,7 +51,7 @@ class Sshd:
         config.write_text(
             f"ListenAddress {self.addresses[name]}\nPort {self.ports[name]}\nHostKey {self.root}/host_{name}\n"
             f"AuthorizedKeysFile {self.root}/authorized_keys\nPidFile none\nUsePAM no\nStrictModes no\n"
-            "PasswordAuthentication no\nPermitRootLogin yes\nLogLevel ERROR\n"
+            "PasswordAuthentication no\nPermitRootLogin yes\nLogLevel ERROR\n" + self.extra
         )
         argv = ["/usr/sbin/sshd", "-D", "-e", "-f", str(config)]
         self.processes[name] = subprocess.Popen(argv, stderr=subprocess.DEVNULL)

@@ -15,7 +15,7 @@ from health_sshd import Sshd
 
 from transomd.health import endjob
 from transomd.health.fence import fence, fence_all
-from transomd.health.remote import END_JOB
+from transomd.health.scripts import END_JOB
 from transomd.health.ssh import SshPool
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="logs in as root")
@@ -117,8 +117,8 @@ import os, time
 end = time.time() + 20
 while time.time() < end:
     if os.fork():
-        time.sleep(0.05)
         os._exit(0)
+    time.sleep(0.1)
 """
 
 

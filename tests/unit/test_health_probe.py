@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from transomd.health import probe
+from transomd.health.judge import judge
 from transomd.health.profile import Profile
-from transomd.health.remote import END_JOB, PROBE
+from transomd.health.scripts import END_JOB, PROBE, local_probe
 
 EVENTS = [
     "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
@@ -259,3 +260,22 @@ def test_owner_of_a_process() -> None:
             process.kill()
     assert (found["uid"], found["slurm_job"], found["transom_job"]) == (os.getuid(), "77", "j1")
     assert probe.owner("999999999") == {"uid": None, "slurm_job": "", "transom_job": ""}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_an_ordinary_user_can_probe_the_own_node() -> None:
+    argv = local_probe(Profile(), python="/usr/bin/python3")
+    drop = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
+    with PROBE.open("rb") as script:
+        done = subprocess.run([*drop, *argv[:3], "-", argv[-1]], stdin=script, capture_output=True, cwd="/", timeout=30)
+    facts = json.loads(done.stdout)
+    report = judge("n1", facts, Profile(), now=0.0)
+    assert facts["uid"] != 0
+    assert report.unfit == ()
+    assert "clock" not in {result.check for result in report.results}
+
+
+def test_judging_on_a_node_needs_no_ssh() -> None:
+    code = "import sys, transomd.health.judge, transomd.health.scripts; print('asyncssh' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

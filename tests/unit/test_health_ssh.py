@@ -263,6 +263,36 @@ async def test_wrong_key_is_auth(sshd: Sshd, tmp_path: Path) -> None:
     assert caught.value.kind == "auth"
 
 
+@pytest.mark.parametrize("content", [None, "no key at all"])
+async def test_a_client_key_that_cannot_be_used(sshd: Sshd, tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "key").write_text(content)
+    async with SshPool(sshd.settings(client_keys=(tmp_path / "key",))) as pool:
+        with pytest.raises(SshFailure) as caught:
+            await pool.run("n1", ["true"], timeout=5)
+    assert caught.value.kind in ("auth", "other")
+
+
+async def test_no_more_sessions_costs_the_others_nothing(tmp_path: Path) -> None:
+    node = Sshd(tmp_path)
+    node.extra = "MaxSessions 2\n"
+    with node:
+        async with SshPool(node.settings()) as pool:
+            wanted = (pool.run("n1", ["sleep", "0.5"], timeout=10) for _ in range(4))
+            results = await asyncio.gather(*wanted, return_exceptions=True)
+    assert sum(not isinstance(result, Exception) for result in results) == 2
+    refused = [result for result in results if isinstance(result, SshFailure)]
+    assert [failure.kind for failure in refused] == ["other", "other"]
+    assert "opens no session" in str(refused[0])
+
+
+async def test_commands_at_once_after_the_connection_died(pool: SshPool) -> None:
+    server = await pool.run("n1", ["sh", "-c", SERVER], timeout=10)
+    os.kill(int(server.stdout), signal.SIGKILL)
+    results = await asyncio.gather(*(pool.run("n1", ["sleep", "0.2"], timeout=10) for _ in range(6)))
+    assert [result.rc for result in results] == [0] * 6
+
+
 async def test_refused_and_back_again(tmp_path: Path) -> None:
     node = Sshd(tmp_path)
     async with SshPool(node.settings()) as pool:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from transomd.health.judge import judge, unreached
 from transomd.health.profile import Profile
-from transomd.health.remote import PROBE, PYTHON, run_script
+from transomd.health.remote import PYTHON, run_script
+from transomd.health.scripts import PROBE
 from transomd.health.ssh import SshFailure, SshPool
 from transomd.health.types import NodeReport
 

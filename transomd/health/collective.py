@@ -8,16 +8,15 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from transomd.health.fence import end_marked
-from transomd.health.remote import PYTHON, source
+from transomd.health.remote import PYTHON
+from transomd.health.scripts import ALL_REDUCE, source
 from transomd.health.ssh import SshFailure, SshPool, SshResult
 from transomd.health.types import CollectiveReport
 from transomd.words import Outcome
 
-ALL_REDUCE = Path(__file__).with_name("allreduce.py")
 MARK = "TRANSOM_COLLECTIVE"
 _PATIENCE = 3.0
 """Seconds the other ranks get to say what they saw, once one has failed."""

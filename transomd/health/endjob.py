@@ -104,10 +104,12 @@ def main(argv: List[str]) -> int:
     killed: Set[int] = set()
     left, quiet = targets(request), 0
     while quiet < 2 and time.monotonic() < end:
+        fresh = {one.pid for one in left} - killed
         for one in left:
             kill(one.pid, request)
-            killed.add(one.pid)
-        time.sleep(POLL)
+        killed |= fresh
+        if not fresh:
+            time.sleep(POLL)  # none was new: nothing can have been forked that a moment's wait would let get away
         quiet = 0 if left else quiet + 1
         left = targets(request)
     remaining = [{"pid": one.pid, "state": one.state} for one in left]

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from transomd.health.remote import END_JOB, PYTHON, run_script
+from transomd.health.remote import PYTHON, run_script
+from transomd.health.scripts import END_JOB
 from transomd.health.ssh import FailureKind, SshFailure, SshPool
 
 JOB_VARIABLE = "TRANSOM_JOB_ID"

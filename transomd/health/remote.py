@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from transomd.health.scripts import source
 from transomd.health.ssh import SshFailure, SshPool, SshResult
 
 PYTHON = "/usr/bin/python3"
 """The node's own interpreter, 3.6 or later; never a user's."""
-
-PROBE = Path(__file__).with_name("probe.py")
-END_JOB = Path(__file__).with_name("endjob.py")
-
-
-@cache
-def source(path: Path) -> bytes:
-    """A script's text, read once."""
-    return path.read_bytes()
 
 
 async def run_script(

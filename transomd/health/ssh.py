@@ -121,17 +121,18 @@ class _Node:
         """The connection, if it is not known to be closed."""
         return None if self.connection is None or self.connection.is_closed() else self.connection
 
-    def drop(self) -> None:
-        """Give up the connection; the next command makes a new one."""
-        if self.connection is not None:
-            self.connection.abort()
+    def drop(self, connection: asyncssh.SSHClientConnection) -> None:
+        """Give up a connection and all that runs over it; the next command makes a new one."""
+        connection.abort()
+        if self.connection is connection:
             self.connection = None
 
 
 class _Running:
     """A command under way, and what it has written so far."""
 
-    def __init__(self, process: _Process, limit: int) -> None:
+    def __init__(self, connection: asyncssh.SSHClientConnection, process: _Process, limit: int) -> None:
+        self.connection = connection
         self.process = process
         self.closed = False
         """Whether its session came to its end, with nothing left that holds its output."""
@@ -196,6 +197,8 @@ class SshPool:
         self._known_hosts = settings.known_hosts.expanduser()
         self._slots = asyncio.Semaphore(settings.fan_out)
         self._nodes: dict[str, _Node] = {}
+        self._connected: set[str] = set()
+        """Nodes with a connection, which may have died meanwhile."""
 
     async def __aenter__(self) -> SshPool:
         return self
@@ -210,9 +213,10 @@ class SshPool:
 
     async def close(self) -> None:
         """Close every connection, and with it what runs over it; does not wait for a node that does not answer."""
-        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
-        for node in self._nodes.values():
-            node.drop()
+        held = [node for node in self._nodes.values() if node.connection is not None]
+        connections = [node.connection for node in held if node.connection is not None]
+        for node, connection in zip(held, connections, strict=True):
+            node.drop(connection)
         await asyncio.gather(*(connection.wait_closed() for connection in connections), return_exceptions=True)
 
     async def run(
@@ -234,17 +238,17 @@ class SshPool:
         line = command_line(argv, timeout, user)
         data = stdin.encode() if isinstance(stdin, str) else stdin
         held = self._nodes.setdefault(node, _Node())
-        async with self._use(held):
+        async with self._use(node, held):
             if together:
                 async with self._slots:
-                    process = await self._start(node, held, line)
-                return await self._attend(node, held, process, data, timeout)
+                    running = await self._start(node, held, line)
+                return await self._attend(node, held, running, data, timeout)
             async with self._slots:
-                process = await self._start(node, held, line)
-                return await self._attend(node, held, process, data, timeout)
+                running = await self._start(node, held, line)
+                return await self._attend(node, held, running, data, timeout)
 
     @contextlib.asynccontextmanager
-    async def _use(self, held: _Node) -> AsyncIterator[None]:
+    async def _use(self, node: str, held: _Node) -> AsyncIterator[None]:
         """One session on a node; its connection is closed afterwards when enough others are kept."""
         held.commands += 1
         try:
@@ -252,18 +256,18 @@ class SshPool:
                 yield
         finally:
             held.commands -= 1
-            if not held.commands and self.connections > self._settings.keep:
-                held.drop()
+            if not held.commands and held.connection and len(self._connected) > self._settings.keep:
+                held.drop(held.connection)
+                self._connected.discard(node)
 
     async def _attend(
-        self, node: str, held: _Node, process: _Process, stdin: bytes | None, timeout: float
+        self, node: str, held: _Node, running: _Running, stdin: bytes | None, timeout: float
     ) -> SshResult:
         """See a command through to its end, and leave nothing of it on the node."""
-        running = _Running(process, self._settings.output_limit)
         try:
             return await self._finish(node, held, running, stdin, timeout)
         finally:
-            process.close()
+            running.process.close()
             if not running.closed:
                 await self._kill(held, running)
 
@@ -274,27 +278,33 @@ class SshPool:
             with contextlib.suppress(asyncssh.Error, OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(connection.run(f"kill -KILL -- -{group}"), _GRACE)
 
-    async def _start(self, node: str, held: _Node, line: str) -> _Process:
-        """Open a session; a kept connection that turns out to be dead is replaced once."""
+    async def _start(self, node: str, held: _Node, line: str) -> _Running:
+        """Open a session; a kept connection that turns out to be dead is replaced once, unless others still use it."""
         kept = held.usable()
-        if kept is not None:
-            with contextlib.suppress(asyncssh.Error, OSError, asyncio.TimeoutError):
-                return await self._open(kept, line)
-            held.drop()
         try:
+            if kept is not None:
+                try:
+                    return await self._open(kept, line)
+                except (asyncssh.Error, OSError, asyncio.TimeoutError) as exc:
+                    answered = isinstance(exc, asyncssh.ChannelOpenError)
+                    if not kept.is_closed() and (answered or held.commands > 1):
+                        raise
+                    held.drop(kept)
             return await self._open(await self._connect(node, held), line)
-        except (asyncssh.Error, OSError, asyncio.TimeoutError) as exc:
+        except (asyncssh.Error, OSError, ValueError, asyncio.TimeoutError) as exc:
             raise self._failure(node, exc) from exc
 
-    async def _open(self, connection: asyncssh.SSHClientConnection, line: str) -> _Process:
+    async def _open(self, connection: asyncssh.SSHClientConnection, line: str) -> _Running:
         opening = connection.create_process(line, encoding=None)
-        return await asyncio.wait_for(opening, self._settings.connect_timeout)
+        process = await asyncio.wait_for(opening, self._settings.connect_timeout)
+        return _Running(connection, process, self._settings.output_limit)
 
     async def _connect(self, node: str, held: _Node) -> asyncssh.SSHClientConnection:
         async with held.connecting:
             connection = held.usable()
             if connection is None:
                 connection = held.connection = await self._login(node)
+                self._connected.add(node)
             return connection
 
     async def _login(self, node: str) -> asyncssh.SSHClientConnection:
@@ -333,13 +343,13 @@ class SshPool:
         except asyncio.TimeoutError:
             raise SshFailure(node, "timeout", f"the command did not end within {timeout:g} s") from None
         except (asyncssh.Error, OSError) as exc:
-            held.drop()
+            held.drop(running.connection)
             raise self._failure(node, exc) from exc
         seconds = time.monotonic() - began
         if running.status == KILLED and seconds >= timeout:
             raise SshFailure(node, "timeout", f"the command was killed after {timeout:g} s")
         if not running.ended:
-            held.drop()
+            held.drop(running.connection)
             raise SshFailure(node, "unreachable", "the connection was lost while the command ran")
         return running.result(node, seconds, sent)
 
@@ -347,10 +357,14 @@ class SshPool:
         """What an exception means, and what to do about it."""
         if isinstance(exc, asyncssh.PermissionDenied):
             return SshFailure(node, "auth", f"the node refused the login: {exc}", hint=f"ssh -v {node} true")
+        if isinstance(exc, FileNotFoundError | PermissionError):
+            return SshFailure(node, "auth", f"cannot use {exc.filename}: {exc.strerror}")
         if isinstance(exc, ConnectionRefusedError):
             return SshFailure(node, "refused", "connection refused: no sshd listens there")
         if isinstance(exc, asyncio.TimeoutError) and not isinstance(exc, OSError | asyncssh.Error):
             return SshFailure(node, "unreachable", f"no answer after {self._settings.connect_timeout:g} s")
+        if isinstance(exc, asyncssh.ChannelOpenError) and not isinstance(exc, OSError):
+            return SshFailure(node, "other", f"the node opens no session: {exc}")
         if isinstance(exc, OSError | asyncssh.ConnectionLost):
             return SshFailure(node, "unreachable", str(exc) or type(exc).__name__)
         return SshFailure(node, "other", f"{type(exc).__name__}: {exc}")
