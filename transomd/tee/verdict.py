@@ -74,9 +74,19 @@ def fuse(
     """
     case = prepare(evidence, nodes, ranks_by_node, previous)
     verdict = next(found for rule in RULES if (found := rule(case)) is not None)
-    verdict = _seen_again(verdict, case)
+    verdict = _sound(_seen_again(verdict, case))
     rest = [one for one in case.evidence if one not in verdict.evidence]
     return replace(verdict, evidence=(*verdict.evidence, *rest)[:MAX_EVIDENCE])
+
+
+def _sound(verdict: Verdict) -> Verdict:
+    """Evidence may come from anybody: whatever it asks for, a drain needs confirmed nodes, and an exclusion nodes."""
+    action = verdict.action
+    if action is Action.DRAIN and not verdict.drainable:
+        action = Action.EXCLUDE
+    if action is Action.EXCLUDE and not verdict.nodes:
+        action = Action.RESTART
+    return verdict if action is verdict.action else replace(verdict, action=action)
 
 
 def _seen_again(verdict: Verdict, case: Case) -> Verdict:
