@@ -12,7 +12,7 @@ DEFAULT_PATTERN = (
     r"(?i)(?<![a-z_])(?<!from )(?:global[_ ]?step|step|iter(?:ation)?)\b[\"']?\s{0,4}[:=#]?\s{0,6}"
     r"(?P<step>\d{1,12})(?!\d|\.\d|\s?m?s\b)"
 )
-"""Finds ``step 12``, ``step=12``, ``iteration 12/1000``, ``global_step: 12``, ``"step": 12``; no step times."""
+"""Finds ``step 12``, ``step=12``, ``iteration 12/1000``, ``global_step: 12``, ``"step": 12``; no step times, and not
 what a program says when it loads a checkpoint: ``resumed from step 12``."""
 
 _RECENT = 64
