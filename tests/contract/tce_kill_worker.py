@@ -74,10 +74,11 @@ def kill_at(call: int, after: bool) -> None:
             count += 1
             if count == call and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = real(*args, **kwargs)
-            if count == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return real(*args, **kwargs)
+            finally:
+                if count == call:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return doing
 

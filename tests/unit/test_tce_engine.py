@@ -438,6 +438,22 @@ def test_a_failure_of_one_rank_is_told_to_the_others(tmp_path: Path, monkeypatch
     assert left == ["rank-00001.failed"]
 
 
+def test_a_failed_step_can_be_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CheckpointEngine(tmp_path)
+    with monkeypatch.context() as context:
+        context.setattr("transomd.tce.payload.write_file", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
+        assert not engine.save(1, state_of(1)).done()
+    engine.save(1, state_of(1)).wait(timeout=5)
+    assert not list(tmp_path.rglob("*.failed"))
+    assert_is(loaded(CheckpointEngine(tmp_path))[1], 1)
+
+
+def test_a_directory_that_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"the checkpoint directory cannot be read: .*file: Not a directory"):
+        CheckpointEngine(tmp_path / "file")
+
+
 def test_strict_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CheckpointEngine(tmp_path, strict=True)
     fail_writes(monkeypatch, errno.ENOSPC)

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from transomd.tce import epochs, restore, retention
-from transomd.tce.catalogue import list_checkpoints
+from transomd.tce import epochs, restore
+from transomd.tce.completion import Completion
 from transomd.tce.environment import at_least, from_environment, place
 from transomd.tce.errors import CheckpointError, human_bytes, storage_error
 from transomd.tce.files import make_folder
@@ -53,15 +53,14 @@ class CheckpointEngine:
         self.directory = Path(os.path.abspath(directory))
         self.rank, self.world_size = place(rank, world_size)
         self.keep = at_least(keep, 1, "keep")
-        self.resume_step = resume_step
+        self.resume_step = None if resume_step is None else at_least(resume_step, 0, "resume_step")
         self.strict = strict
         self.saved = self.failed = 0
         self._all_replicated = replicated is True
         self._replicated = frozenset(() if isinstance(replicated, bool) else _names(replicated))
-        self._resumed_from: Path | None = None
-        self._pending: dict[int, SaveHandle] = {}
         self.epoch, self._token = self._begin(epoch)
         self._writer = Writer(self.directory, self.rank, self.world_size, self.epoch)
+        self._completion = Completion(self._writer, self.keep)
         self._remove_unfinished()
 
     @classmethod
@@ -81,14 +80,13 @@ class CheckpointEngine:
         """
         step = at_least(step, 0, "step")
         payloads = self._plan(state)
-        self._settle()
-        self._tell_unfinished()
-        handle = SaveHandle(step, lambda: self._progress(step))
+        self._completion.settle()
+        self._completion.tell_unfinished()
+        handle = SaveHandle(step, lambda: self._completion.progress(step))
         handle.error = self._write(step, payloads)
         if handle.error is not None:
             return self._failed(handle, handle.error)
-        self._pending[step] = handle
-        self._settle()
+        self._completion.add(handle)
         return handle
 
     def load(self, state: dict[str, Any]) -> int | None:
@@ -104,13 +102,13 @@ class CheckpointEngine:
             log.info("%s: nothing to resume from", self.directory)
             return None
         restore.load_into(found, state, self.rank, self.world_size)
-        self._resumed_from = found.folder
+        self._completion.resume_source = found.folder
         log.info("resumed from step %d of epoch %d", found.manifest.step, found.manifest.epoch)
         return found.manifest.step
 
     def close(self) -> None:
         """Complete what can be completed. The engine must not be used afterwards."""
-        self._settle()
+        self._completion.settle()
 
     def __enter__(self) -> CheckpointEngine:
         return self
@@ -129,20 +127,27 @@ class CheckpointEngine:
         if epoch is not None:
             self._claim_given(at_least(epoch, 0, "epoch"))
             return epoch, ""
+        mine = (self._newest_epoch() or 0) + 1, uuid.uuid4().hex
         if self.world_size == 1:
-            return (epochs.newest_epoch(self.directory) or 0) + 1, uuid.uuid4().hex
+            return mine
         exchange = restore.group_exchange(self.world_size)
         if exchange is None:
             raise CheckpointError(
                 f"{self.world_size} ranks need an epoch, and cannot agree on one without a process group",
                 hint="call torch.distributed.init_process_group first, or give epoch=N, growing with every start",
             )
-        newest = exchange((epochs.newest_epoch(self.directory), uuid.uuid4().hex))
-        return max(number or 0 for number, _ in newest) + 1, str(newest[0][1])
+        everyones: list[tuple[int, str]] = exchange(mine)
+        return max(number for number, _ in everyones), everyones[0][1]
+
+    def _newest_epoch(self) -> int | None:
+        try:
+            return epochs.newest_epoch(self.directory)
+        except OSError as error:
+            raise storage_error("the checkpoint directory cannot be read", error, self.directory, 0) from error
 
     def _claim_given(self, epoch: int) -> None:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_folder(self.directory)
             epochs.claim_epoch(self.directory, epoch)
         except OSError as error:
             told = storage_error(f"epoch {epoch} could not be claimed", error, self.directory, 4096)
@@ -207,68 +212,6 @@ class CheckpointEngine:
         if self.strict:
             raise error
         return handle
-
-    def _settle(self) -> None:
-        """Complete earlier steps whose last rank has written since."""
-        for step in sorted(self._pending):
-            self._progress(step)
-
-    def _tell_unfinished(self) -> None:
-        for step in self._pending:
-            missing = self._writer.missing_rank(step)
-            if missing is not None:
-                log.warning(
-                    "step %d is still incomplete: rank %d has not written (is %s shared by all nodes?)",
-                    step, missing, self.directory,
-                )  # fmt: skip
-
-    def _progress(self, step: int) -> bool:
-        """Whether ``step`` is complete; completes it if it can be. What keeps it from that goes into its handle."""
-        try:
-            committed = self._writer.commit(step)
-            complete = committed or self._writer.complete(step)
-        except CheckpointError as error:
-            self._give_up(step, error)
-            return False
-        except (OSError, ValueError) as error:
-            log.warning("step %d could not be completed yet: %s", step, error)
-            return False
-        handle = self._pending.get(step)
-        if complete and handle is not None:
-            self._completed(step, committed)
-        elif handle is not None and (error_of_other := self._writer.failed_rank(step)):
-            self._give_up(step, error_of_other)
-        return complete
-
-    def _give_up(self, step: int, error: CheckpointError) -> None:
-        handle = self._pending.pop(step, None)
-        if handle is not None:
-            handle.error = error
-            log.warning("step %d will not be complete: %s", step, error)
-
-    def _completed(self, step: int, committed: bool) -> None:
-        self._pending.pop(step).reached = True
-        if committed:
-            log.info("step %d of epoch %d is complete: %d ranks", step, self.epoch, self.world_size)
-        for older in [other for other in self._pending if other < step]:
-            self._give_up(
-                older, CheckpointError(f"step {older} was not completed, or not kept: step {step} is complete since")
-            )
-        try:
-            self._tidy(committed)
-        except (OSError, CheckpointError) as error:
-            log.warning("old checkpoints were not removed: %s", error)
-
-    def _tidy(self, committed: bool) -> None:
-        """Remove what is surplus (whoever completed the step) and what can never be complete (rank 0)."""
-        checkpoints = list_checkpoints(self.directory)
-        protected = [self._resumed_from] if self._resumed_from else []
-        going = retention.surplus(checkpoints, self.keep, protected, self.epoch) if committed else []
-        if self.rank == 0:
-            going += retention.leftovers(checkpoints, protected, self.epoch)
-        for folder in going:
-            epochs.check_epoch(self.directory, self.epoch)
-            retention.remove_checkpoint(folder)
 
 
 def _names(replicated: Iterable[str]) -> Iterable[str]:

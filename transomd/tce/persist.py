@@ -53,6 +53,10 @@ class Writer:
         name = f"rank-{self.rank:05d}|replica-{self.rank:05d}"
         object.__setattr__(self, "_own", re.compile(rf"\.?({name})\.(safetensors|pt|json|failed)(\..*)?"))
 
+    @property
+    def _failed_name(self) -> str:
+        return f"rank-{self.rank:05d}.failed"
+
     def folder(self, step: int) -> Path:
         """Where ``step`` is written."""
         return self.directory / step_folder(step, self.epoch)
@@ -65,6 +69,7 @@ class Writer:
         check_epoch(self.directory, self.epoch)
         folder = self.folder(step)
         make_folder(folder)
+        remove_files([folder / self._failed_name])
         parts = tuple(write_payload(folder, payload) for payload in payloads)
         sync_folder(folder)
         content = encode(RankManifest(step, self.epoch, self.rank, self.world_size, time.time(), parts))
@@ -109,7 +114,7 @@ class Writer:
         with contextlib.suppress(OSError):
             self._remove_own(folder)
             content = json.dumps({"rank": self.rank, "step": step, "error": message}).encode() + b"\n"
-            write_file(folder / f"rank-{self.rank:05d}.failed", len(content), [content])
+            write_file(folder / self._failed_name, len(content), [content])
 
     def failed_rank(self, step: int) -> CheckpointError | None:
         """The failure another rank told of; its step can never be complete, so this rank's files go."""
