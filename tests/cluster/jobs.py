@@ -149,8 +149,28 @@ class Site:
         nodes = self.client.get("/v1/nodes")["nodes"]
         return {n["name"] for n in nodes if "DRAIN" in n["state"]}
 
+    def wait_event(self, job: int, kind: str, within_s: float = 60) -> None:
+        """Wait until the job's history has an event of a kind."""
+        self.wait(
+            lambda: any(e["kind"] == kind for e in self.client.get("/v1/events", job=job)["events"]), kind, within_s
+        )
+
     def story(self) -> str:
         """Return what a person would look at."""
         log = (self.root / "transomd.log").read_text()[-6000:]
         launcher = "\n".join(p.read_text()[-3000:] for p in self.root.glob("work/.transom/*/logs/launcher.log"))
         return f"--- transomd\n{log}\n--- launcher\n{launcher}"
+
+
+def check_end(site: Site, job: int, *, drained: set[str], attempts: int = 1) -> dict[str, Any]:
+    """The job is completed, exactly these nodes are drained, and nothing was submitted twice."""
+    site.wait_state(job, "completed")
+    site.wait(lambda: site.drained() == drained, f"drained {drained}, is {site.drained()}", 40)
+    detail = site.detail(job)
+    assert len(detail["attempts"]) == attempts
+    ids = [a["slurm_job_id"] for a in detail["attempts"]]
+    told = site.sandbox.run(["squeue", "-h", "-t", "all", "-o", "%i"]).stdout.split()
+    assert sorted(int(i) for i in told) == sorted(ids)
+    epochs = [x["epoch"] for x in detail["launches"]]
+    assert epochs == sorted(set(epochs))
+    return detail

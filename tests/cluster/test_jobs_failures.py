@@ -2,44 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
-from jobs import Site
+from jobs import Site, check_end
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def site(make_sandbox: Any) -> Iterator[Site]:
-    root = Path(tempfile.mkdtemp(prefix="tjobs-"))
-    root.chmod(0o755)
-    made = Site(make_sandbox(5, slurmd_timeout=5), root)
-    try:
-        made.start_daemon()
-        yield made
-    finally:
-        made.stop_daemon()
-        made.sandbox.down()
-        shutil.rmtree(root, ignore_errors=True)
-
-
-def check_end(site: Site, job: int, *, drained: set[str], attempts: int = 1) -> dict[str, Any]:
-    """The job is completed, exactly these nodes are drained, and nothing was submitted twice."""
-    site.wait_state(job, "completed")
-    site.wait(lambda: site.drained() == drained, f"drained {drained}, is {site.drained()}", 40)
-    detail = site.detail(job)
-    assert len(detail["attempts"]) == attempts
-    ids = [a["slurm_job_id"] for a in detail["attempts"]]
-    told = site.sandbox.run(["squeue", "-h", "-t", "all", "-o", "%i"]).stdout.split()
-    assert sorted(int(i) for i in told) == sorted(ids)
-    epochs = [x["epoch"] for x in detail["launches"]]
-    assert epochs == sorted(set(epochs))
-    return detail
 
 
 def test_power_loss_of_a_node(site: Site) -> None:

@@ -206,9 +206,9 @@ def _restart(view: JobView, incident: Incident, world: World, settings: Settings
     over = job is Absence.ABSENT or (isinstance(job, SlurmJob) and facts.ended(job))
     if over or incident.data.get("plan", {}).get("new_attempt"):
         return _new_attempt(view, incident, over, now)
-    if report is None or facts.launcher_silent(view, world, settings, now) or _launcher_gone(view, incident):
+    if facts.launcher_silent(view, world, settings, now) or _launcher_gone(view, incident):
         return _new_launcher(view, incident, world, settings, now)
-    if "order" in view.attempt.data or report.phase != LauncherPhase.FAILED:
+    if report is None or "order" in view.attempt.data or report.phase != LauncherPhase.FAILED:
         return stay(view)
     return _in_place(view, incident, world, now)
 

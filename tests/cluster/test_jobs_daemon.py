@@ -1,0 +1,83 @@
+"""Whole jobs while the daemon, the controller or a person gets in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from jobs import Site, check_end
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+@pytest.mark.parametrize("moment", ["failure", "verdict", "restart"])
+def test_daemon_killed_during_recovery(site: Site, moment: str) -> None:
+    job = site.submit("--steps 50")
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "power")
+    site.wait_event(job, moment)
+    site.kill_daemon()
+    time.sleep(1)
+    site.start_daemon()
+    check_end(site, job, drained={"n2"})
+
+
+def test_node_lost_while_the_daemon_is_away(site: Site) -> None:
+    job = site.submit("--steps 80")
+    site.wait_step(job, 7)
+    site.kill_daemon()
+    site.sandbox.fail("n2", "power")
+    time.sleep(15)
+    site.start_daemon()
+    detail = check_end(site, job, drained=set())
+    assert len(detail["launches"]) == 2, "the launcher restarts in place on its grant"
+
+
+def test_daemon_away_from_submission_to_end(site: Site) -> None:
+    job = site.submit("--steps 30")
+    site.wait_state(job, "running")
+    site.kill_daemon()
+    time.sleep(12)
+    site.start_daemon()
+    detail = check_end(site, job, drained=set())
+    assert len(detail["launches"]) == 1
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_controller_away_for_a_minute(site: Site, how: str) -> None:
+    job = site.submit("--steps 400")
+    site.wait_step(job, 7)
+    time.sleep(8)
+    before = site.detail(job)
+    pid = int((site.sandbox.directory / "run" / "slurmctld.pid").read_text()) if how == "stopped" else 0
+    if how == "stopped":
+        os.kill(pid, signal.SIGSTOP)
+    else:
+        site.sandbox.stop_controller(kill=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        assert site.job(job)["state"] == "running"
+        time.sleep(1)
+    if how == "stopped":
+        os.kill(pid, signal.SIGCONT)
+    else:
+        site.sandbox.start_controller()
+    detail = check_end(site, job, drained=set())
+    assert [x["epoch"] for x in detail["launches"]] == [x["epoch"] for x in before["launches"]]
+    assert detail["incidents"] == []
+
+
+def test_a_persons_drain_is_never_touched(site: Site) -> None:
+    job = site.submit()
+    site.wait_step(job, 7)
+    site.sandbox.run(["scontrol", "update", "nodename=n2", "state=drain", "reason=ADMIN SHUTDOWN"])
+    site.sandbox.fail("n2", "power")
+    check_end(site, job, drained={"n2"})
+    time.sleep(5)
+    told = site.sandbox.run(["scontrol", "-o", "show", "node", "n2"]).stdout
+    assert "Reason=ADMIN SHUTDOWN" in told
+    results = site.client.post("/v1/nodes/undrain", {"nodes": "n2"})["results"]
+    assert not results[0]["done"]
+    assert "ADMIN SHUTDOWN" in site.sandbox.run(["scontrol", "-o", "show", "node", "n2"]).stdout
