@@ -110,11 +110,11 @@ class CommandClient:
     async def jobs(self) -> Mapping[int, SlurmJob]:
         token = new_token()
         done = await self._query("squeue", "-h", "-a", "-t", "all", "-O", squeue_format(JOB_FIELDS, token))
-        return parse_squeue(done.stdout, token)
+        return await asyncio.to_thread(parse_squeue, done.stdout, token)
 
     async def nodes(self) -> Mapping[str, SlurmNode]:
         done = await self._query("scontrol", "-o", "-a", "show", "nodes")
-        return parse_nodes(done.stdout)
+        return await asyncio.to_thread(parse_nodes, done.stdout)
 
     async def finished(self, job_ids: Collection[int], since: float) -> Mapping[int, SlurmJob]:
         if not job_ids:
@@ -171,7 +171,8 @@ class CommandClient:
         return parse_config((await self._query("scontrol", "show", "config")).stdout)
 
     async def topology(self) -> Mapping[str, tuple[str, ...]]:
-        return parse_topology((await self._query("scontrol", "-o", "show", "topology")).stdout)
+        argv = ("scontrol", "-o", "show", "topology")
+        return parse_topology((await self._query(*argv, silent_if="no topology information")).stdout)
 
     async def reservations(self) -> Sequence[Reservation]:
         return parse_reservations((await self._query("scontrol", "-o", "show", "reservations")).stdout)
@@ -195,13 +196,18 @@ class CommandClient:
                 argv, stdin=stdin, env=self._env if env is None else env, timeout=deadline, cwd=cwd, user=user
             )
 
-    async def _query(self, *argv: str) -> Completed:
-        """Run a command that only asks; what it returns is a whole answer."""
+    async def _query(self, *argv: str, silent_if: str | None = None) -> Completed:
+        """Run a command that only asks; what it returns is a whole answer.
+
+        ``silent_if`` is a piece of a message by which this command says that there is nothing to list.
+        """
         try:
             done = await self._run(argv, self._deadlines.query)
         except CommandError as error:
             raise SlurmUnavailable(argv[0], str(error), hint="scontrol ping") from None
         said = done.stderr.strip()
+        if silent_if and silent_if in said.lower() and not done.stdout.strip():
+            return done
         if done.rc != 0:
             raise self._failure(argv, done)
         if said and (self._says(said, self._unavailable) or ("error" in said.lower() and not done.stdout.strip())):

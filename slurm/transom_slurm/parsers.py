@@ -2,7 +2,7 @@
 
 Names, comments and paths are anybody's text and may hold any delimiter, newlines too. So fields are ended by a *token*
 that is drawn anew for each query (:func:`new_token`), which nobody can have put into a name beforehand. Times are Unix
-seconds, because the queries run under ``SLURM_TIME_FORMAT=%s``. What cannot be read raises SlurmUnreadable, text included.
+seconds, because the queries run under ``SLURM_TIME_FORMAT=%s``. What cannot be read raises SlurmUnreadable.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ _NODE = re.compile(
 _AFTER = "Extra|InstanceId|InstanceType|ReservationName|TLSCertTokenSet|Topology|Parameters"
 _TAIL = re.compile(
     r"(?:\S*)(?: (?:CapWatts|CurrentWatts|AveWatts|ExtSensors\w+)=\S+| )*"
-    rf"(?: ?Reason=(?P<reason>.*?)(?: \[(?P<user>[^\[\]]+)@(?P<time>\d+)\])?(?=\s*$| +(?:Comment|{_AFTER})=))?"
+    rf"(?: ?Reason=(?:(?P<reason>.*?) \[(?P<user>[^\[\]]+)@(?P<time>\d+)\]|(?P<unsigned>.*?))"
+    rf"(?=\s*$| +(?:Comment|{_AFTER})=))?"
     rf"(?: *Comment=(?P<comment>.*?)(?=\s*$| +(?:{_AFTER})=))?",
     re.DOTALL,
 )
@@ -234,7 +235,7 @@ def _node(line: str) -> SlurmNode:
         name=found["name"],
         status=parse_node_status(found["state"]),
         state_text=found["state"],
-        reason=tail["reason"] or "",
+        reason=tail["reason"] or (tail["unsigned"] or "").rstrip(),
         reason_user=tail["user"] or "",
         reason_time=float(tail["time"]) if tail["time"] else None,
         address=found["address"] or found["name"],

@@ -119,7 +119,14 @@ async def run(
     these rights. Raises CommandTimeout, CommandOverflow, CommandNotStarted. Cancelling the caller kills the group too.
     """
     began = time.monotonic()
-    transport, output = await _start(argv, stdin, env, cwd, user)
+    starting = asyncio.ensure_future(_start(argv, stdin, env, cwd, user))
+    try:
+        transport, output = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # asyncio alone would kill the child but not its group, and then wait for the group's pipes.
+        with contextlib.suppress(CommandNotStarted):
+            await _end_group(*await starting)
+        raise
     try:
         await asyncio.wait({output.ended}, timeout=timeout)
         if not output.ended.done():
