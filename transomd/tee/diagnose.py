@@ -8,6 +8,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -55,7 +56,7 @@ def owner_of(path: str) -> Owner:
 def _chunks(path: str) -> Iterator[Chunk]:
     owner, fresh = owner_of(path), True
     try:
-        with _open(path) as stream:
+        with _opened(path) as stream:
             for data in _blocks(stream):
                 yield Chunk(file=path, data=data, node=owner.node, rank=owner.rank, fresh=fresh)
                 fresh = False
@@ -66,15 +67,15 @@ def _chunks(path: str) -> Iterator[Chunk]:
         ) from error
 
 
-def _open(path: str) -> IO[bytes]:
-    if path == STDIN:
-        return open(sys.stdin.fileno(), "rb", closefd=False)
-    stream = open(path, "rb")  # noqa: SIM115 - closed by the caller's with
-    if stream.read(2) == _GZIP:
-        stream.seek(0)
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
-    stream.seek(0)
-    return stream
+@contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    """Open a file, a pipe or standard input; what is packed is unpacked, whatever its name."""
+    with open(sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN) as raw:
+        if raw.peek(2)[:2] == _GZIP:
+            with gzip.GzipFile(fileobj=raw) as unpacked:
+                yield cast("IO[bytes]", unpacked)
+        else:
+            yield raw
 
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
