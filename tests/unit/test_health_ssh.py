@@ -310,7 +310,9 @@ async def test_silence_and_unknown_names_are_unreachable(sshd: Sshd, tmp_path: P
         config = tmp_path / "config"
         config.write_text(f"Host silent\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}\n")
         async with SshPool(sshd.settings(config=config, connect_timeout=0.5)) as pool:
-            for name in ("silent", "no-such-node.invalid"):
+            for name, words in (("silent", "no answer after 0.5 s"), ("no-such-node.invalid", "")):
                 with pytest.raises(SshFailure) as caught:
                     await pool.run(name, ["true"], timeout=5)
                 assert caught.value.kind == "unreachable"
+                assert words in str(caught.value)
+                assert caught.value.hint == f"ssh {name} true"

@@ -359,15 +359,16 @@ class SshPool:
             return SshFailure(node, "auth", f"the node refused the login: {exc}", hint=f"ssh -v {node} true")
         if isinstance(exc, FileNotFoundError | PermissionError):
             return SshFailure(node, "auth", f"cannot use {exc.filename}: {exc.strerror}")
+        hint = f"ssh {node} true"
         if isinstance(exc, ConnectionRefusedError):
-            return SshFailure(node, "refused", "connection refused: no sshd listens there")
-        if isinstance(exc, asyncio.TimeoutError) and not isinstance(exc, OSError | asyncssh.Error):
-            return SshFailure(node, "unreachable", f"no answer after {self._settings.connect_timeout:g} s")
-        if isinstance(exc, asyncssh.ChannelOpenError) and not isinstance(exc, OSError):
-            return SshFailure(node, "other", f"the node opens no session: {exc}")
+            return SshFailure(node, "refused", "connection refused: no sshd listens there", hint=hint)
+        if isinstance(exc, asyncio.TimeoutError) and not getattr(exc, "errno", None):
+            return SshFailure(node, "unreachable", f"no answer after {self._settings.connect_timeout:g} s", hint=hint)
+        if isinstance(exc, asyncssh.ChannelOpenError):
+            return SshFailure(node, "other", f"the node opens no session: {exc}", hint=hint)
         if isinstance(exc, OSError | asyncssh.ConnectionLost):
-            return SshFailure(node, "unreachable", str(exc) or type(exc).__name__)
-        return SshFailure(node, "other", f"{type(exc).__name__}: {exc}")
+            return SshFailure(node, "unreachable", str(exc) or type(exc).__name__, hint=hint)
+        return SshFailure(node, "other", f"{type(exc).__name__}: {exc}", hint=hint)
 
     def _host_key(self, node: str, cause: str, asked: tuple[str, str, int] | None) -> SshFailure:
         """Unknown and changed keys need different answers; both name the file."""
