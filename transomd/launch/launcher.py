@@ -22,6 +22,8 @@ from typing import Any
 from transom_slurm.nodesets import expand, fold
 
 from transomd.api.wire import Directive, FailureReport, Grant, LauncherReport, LaunchOrder, LaunchReport
+from transomd.health.judge import judge
+from transomd.health.profile import Profile
 from transomd.launch.daemon_link import DaemonLink
 from transomd.launch.hub import AgentGone, Hub
 from transomd.launch.program import LaunchPlan, Program, slurm_env
@@ -38,6 +40,7 @@ log = logging.getLogger("transom.launcher")
 
 TICK_S = 0.2
 FENCE_S = 10.0
+PROBE_S = 12.0
 AGENTS_S = 30.0
 """How long agents may take to call before the launcher goes on without those that have not."""
 TAKEOVER_S = 4.0
@@ -105,6 +108,7 @@ class Launcher:
         self._bad_exit_at: float | None = None
         self._agents: asyncio.subprocess.Process | None = None
         self._barred: set[str] = set()
+        self._unfit: dict[str, str] = {}
         self._grant: Grant | None = None
         self._restarts_left = 0
         self._stop_by_signal = ""
@@ -262,6 +266,7 @@ class Launcher:
             at=time.time(),
             nodes=alive,
             lost=self._lost(self.options.nodes),
+            unfit=self._unfit,
             launches=self.launches,
             failure=self.failure,
             checkpoint_step=step,
@@ -346,6 +351,7 @@ class Launcher:
 
     async def _launch_alone(self) -> None:
         usable = [n for n in self._alive() if n in self.options.nodes and n not in self._barred]
+        usable = await self._not_unfit(usable)
         if len(usable) < self.spec.nodes:
             return
         before = set(self.launches[-1].nodes) if self.launches else set()
@@ -354,6 +360,21 @@ class Launcher:
         steps = [x.last_step for x in self.launches if x.last_step is not None]
         epoch = (epochs[-1] if epochs else 0) + 1
         await self._launch(LaunchOrder(epoch=epoch, nodes=chosen, past_step=max(steps, default=None)))
+
+    async def _not_unfit(self, nodes: list[str]) -> list[str]:
+        """Leave out the nodes that their own agents find unfit; what an agent cannot see (as the user) is unknown."""
+        profile = Profile()
+        facts = await self.hub.ask_all(nodes, "probe", PROBE_S, options=json.loads(profile.request(PROBE_S - 4)))
+        gpus = self.spec.gpus_per_node or None
+        for node in nodes:
+            found = facts[node]
+            if isinstance(found, dict):
+                result = judge(node, found, profile, now=time.time(), allocated_gpus=gpus)
+                self._unfit[node] = "; ".join(f"{r.check}: {r.evidence or r.value}" for r in result.unfit)
+        self._unfit = {node: why for node, why in self._unfit.items() if why}
+        for node, why in self._unfit.items():
+            log.warning("%s is unfit: %s", node, why)
+        return [n for n in nodes if n not in self._unfit]
 
     # --- a launch -----------------------------------------------------------------------------------------------
 

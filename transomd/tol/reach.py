@@ -47,7 +47,12 @@ def ssh_settings(settings: Settings) -> SshSettings:
 def profile_of(settings: Settings) -> Profile:
     """Return the site's limits for the checks. Raises SpecError with every fault."""
     health = settings.health
-    return Profile(modes=health.modes, mounts=health.mounts, clock_offset_max=health.max_clock_offset_s)
+    return Profile(
+        modes=health.modes,
+        mounts=health.mounts,
+        clock_offset_max=health.max_clock_offset_s,
+        disk_free_min=health.min_disk_free,
+    )
 
 
 class Reach:

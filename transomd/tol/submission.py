@@ -82,7 +82,7 @@ def gate_plan(spec: JobSpec, settings: Settings) -> list[str]:
     if spec.health.collective and spec.nodes > 1:
         plan.append(f"An all-reduce runs over the {spec.nodes} chosen nodes as the job's user.")
     plan.append(
-        f"The program starts by {spec.launcher}: {spec.nodes * spec.tasks_per_node} tasks, {spec.tasks_per_node} a node."
+        f"{spec.launcher} starts the program: {spec.nodes * spec.tasks_per_node} tasks, {spec.tasks_per_node} a node."
     )
     plan.append(f"If transomd is away, the gate opens by itself after {settings.health.gate_timeout_s:.0f} s.")
     return plan
