@@ -14,7 +14,8 @@ from transomd.health.judge import judge, unreached
 from transomd.health.profile import CHECKS, Profile
 from transomd.health.types import CheckResult, NodeReport
 from transomd.health.xid import CATALOGUE, Bucket, lookup
-from transomd.words import CheckMode, Outcome
+from transomd.tee.catalogue import load
+from transomd.words import Action, CheckMode, Outcome
 
 FIT, UNFIT, UNKNOWN = Outcome.FIT, Outcome.UNFIT, Outcome.UNKNOWN
 Facts = dict[str, Any]
@@ -133,7 +134,7 @@ def test_a_lost_gpu_is_unfit_even_when_nobody_counts(rows: int) -> None:
     found["gpus"] |= {"notes": [text]} if rows else {"error": "exit 15", "kind": "failed", "notes": [text]}
     result = one("gpu-count", found, allocated_gpus=None)
     assert result is not None
-    assert (result.outcome, result.signature, result.evidence) == (UNFIT, "NVML-UNKNOWN", text)
+    assert (result.outcome, result.signature, result.evidence) == (UNFIT, "NVML-LOST", text)
 
 
 def test_a_driver_that_does_not_match_is_unfit_where_gpus_are_expected() -> None:
@@ -149,6 +150,17 @@ def test_every_xid_by_its_bucket(xid: Any) -> None:
     found["kernel"]["events"] = [event(xid.code)]
     assert outcome("xid", found) is (UNFIT if xid.bucket is Bucket.FATAL else FIT)
     assert outcome("xid-reset", found) is (UNFIT if xid.bucket is Bucket.RESET else FIT)
+
+
+def test_the_log_reader_and_the_judge_agree_on_every_xid() -> None:
+    known = load()
+    acts = {Action.DRAIN: Bucket.FATAL, Action.EXCLUDE: Bucket.RESET}
+    for code, signature in known.xids.items():
+        severity = "fatal" if code in range(144, 151) else ""
+        harmful = lookup(code, severity).bucket if lookup(code, severity).bucket in acts.values() else None
+        assert harmful is acts.get(signature.action), code
+    names = {signature.id for signature in known.signatures}
+    assert {"NVML-LOST", "NVRM-BUS", "NVRM-RMINIT", "NVRM-RESET-REQUIRED", "SXID-FATAL"} <= names
 
 
 @pytest.mark.parametrize("code", [48, 62, 64, 74, 79, 95, 119, 120, 136, 140, 143, 158])
@@ -168,7 +180,7 @@ def test_nvlink_codes_are_fatal_by_their_line() -> None:
     found["kernel"]["events"] = [event(149, severity="fatal")]
     result = one("xid", found)
     assert result is not None
-    assert result.signature == "XID-144-150"
+    assert result.signature == "XID-149"
 
 
 def test_xid_evidence_is_the_earliest_and_echoes_do_not_count() -> None:
@@ -189,9 +201,9 @@ def test_a_cleared_xid_counts_no_more_but_a_new_one_does() -> None:
 @pytest.mark.parametrize(
     ("found_event", "signature"),
     [
-        (event(20034, "sxid", "fatal"), "SXID"),
+        (event(20034, "sxid", "fatal"), "SXID-FATAL"),
         (event(0, "nvrm", text="NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x55:2477)"), "NVRM-RMINIT"),
-        (event(0, "nvrm", text="NVRM: fallen off the bus and is not responding to commands."), "NVRM-BUS-MULTILINE"),
+        (event(0, "nvrm", text="NVRM: fallen off the bus and is not responding to commands."), "NVRM-BUS"),
         (event(20034, "sxid", "nonfatal"), ""),
         (event(0, "oom", text="Out of memory: Killed process 1"), ""),
     ],

@@ -56,7 +56,7 @@ def count(facts: Facts, expected: int | None) -> CheckResult | None:
 def _lost(facts: Facts, limit: str, text: str) -> CheckResult:
     value = str(len(facts.get("rows", ())))
     return CheckResult(
-        check="gpu-count", outcome=Outcome.UNFIT, value=value, limit=limit, evidence=text, signature="NVML-UNKNOWN"
+        check="gpu-count", outcome=Outcome.UNFIT, value=value, limit=limit, evidence=text, signature="NVML-LOST"
     )
 
 

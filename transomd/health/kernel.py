@@ -13,7 +13,7 @@ Event = Mapping[str, Any]
 
 _DRIVER = {
     "RmInitAdapter": "NVRM-RMINIT",
-    "fallen off the bus": "NVRM-BUS-MULTILINE",
+    "fallen off the bus": "NVRM-BUS",
     "NV_ERR_RESET_REQUIRED": "NVRM-RESET-REQUIRED",
 }
 """Driver messages without an Xid that mean that a GPU is gone, and their signatures."""
@@ -61,7 +61,7 @@ def _fatal_signature(event: Event) -> str:
     if event["kind"] == "xid" and lookup(event["code"], event["severity"]).bucket is Bucket.FATAL:
         return _xid_name(event["code"])
     if event["kind"] == "sxid" and event["severity"] == "fatal":
-        return "SXID"
+        return "SXID-FATAL"
     if event["kind"] == "nvrm":
         return next((name for words, name in _DRIVER.items() if words in event["text"]), "")
     return ""
@@ -74,4 +74,4 @@ def _reset_signature(event: Event) -> str:
 
 
 def _xid_name(code: int) -> str:
-    return "XID-144-150" if 144 <= code <= 150 else f"XID-{code}"
+    return f"XID-{code}"

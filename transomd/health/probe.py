@@ -175,7 +175,7 @@ def owner(pid: str) -> Json:
 
 # ---------------------------------------------------------------------------------------------- kernel log
 
-XID = re.compile(r"NVRM: Xid \(PCI:(?P<pci>[0-9A-Fa-f:.]+)(?: GPU-I:\d+)?\): (?P<code>\d+)\b(?P<rest>.*)")
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]+)(?: GPU-I:\d+)?\): (?P<code>\d+)\b(?P<rest>.*)")
 SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:(?P<pci>[0-9A-Fa-f:.]+)\): (?P<code>\d+)\b(?P<rest>.*)")
 SEVERITY = re.compile(r"\b(Fatal|Nonfatal|Non-fatal)\b", re.IGNORECASE)
 KINDS = [
