@@ -118,7 +118,7 @@ end = time.time() + 20
 while time.time() < end:
     if os.fork():
         os._exit(0)
-    time.sleep(0.1)
+    time.sleep(0.25)
 """
 
 

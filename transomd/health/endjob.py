@@ -22,6 +22,7 @@ import time
 from typing import Any, Dict, List, Optional, Set
 
 POLL = 0.02
+LOOKS = 10
 
 
 class Seen:
@@ -45,10 +46,15 @@ def look(pid: int) -> Optional[Seen]:
 
 
 def everything() -> List[Seen]:
-    """Every process but this one and its ancestors."""
+    """Every process but this one and its ancestors; looked for again until a look finds no new one."""
     own: Set[int] = set()
     pid = os.getpid()
-    found = {int(name): look(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    found: Dict[int, Optional[Seen]] = {}
+    for _ in range(LOOKS):
+        new = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in found]
+        found.update((number, look(number)) for number in new)
+        if not new:
+            break
     while pid and pid not in own:
         own.add(pid)
         here = found.get(pid)

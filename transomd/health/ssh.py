@@ -83,7 +83,7 @@ class SshResult:
     stderr: str
     seconds: float
     sent: float
-    """When it was sent, and when it had ended: the caller's clock, Unix seconds."""
+    """When standard input was sent, after the command's shell had said that it runs: the caller's clock."""
     ended: float
     truncated: bool = False
 
@@ -138,6 +138,8 @@ class _Running:
         """Whether its session came to its end, with nothing left that holds its output."""
         self._limit = limit
         self._out, self._err = bytearray(), bytearray()
+        self._runs = asyncio.Event()
+        self._sent = time.time()
 
     @property
     def ended(self) -> bool:
@@ -169,7 +171,9 @@ class _Running:
             feeding.cancel()
 
     async def _feed(self, stdin: bytes | None) -> None:
-        """Write standard input and close it; a command that does not want it is no error."""
+        """Write standard input and close it, once the shell runs; a command that does not want it is no error."""
+        await self._runs.wait()
+        self._sent = time.time()
         with contextlib.suppress(OSError, asyncssh.Error):
             if stdin:
                 self.process.stdin.write(stdin)
@@ -180,13 +184,15 @@ class _Running:
         """A stream to its end; what is over the limit is dropped, but for enough to tell that there was more."""
         while block := await stream.read(_CHUNK):
             kept += block[: max(0, self._limit + _MARK - len(kept))]
+            if not self._runs.is_set() and self.group:
+                self._runs.set()
 
-    def result(self, node: str, seconds: float, sent: float) -> SshResult:
+    def result(self, node: str, seconds: float) -> SshResult:
         """The outcome of a command that has ended."""
         out, err = bytes(self._out), _GROUP.sub(b"", bytes(self._err), count=1)
         cut = len(out) > self._limit or len(err) > self._limit
         out_text, err_text = (data[: self._limit].decode("utf-8", "replace") for data in (out, err))
-        return SshResult(node, self.status, out_text, err_text, seconds, sent, time.time(), cut)
+        return SshResult(node, self.status, out_text, err_text, seconds, self._sent, time.time(), cut)
 
 
 class SshPool:
@@ -337,7 +343,7 @@ class SshPool:
         self, node: str, held: _Node, running: _Running, stdin: bytes | None, timeout: float
     ) -> SshResult:
         """Wait for the end of a command; a connection that broke is given up."""
-        sent, began = time.time(), time.monotonic()
+        began = time.monotonic()
         try:
             await asyncio.wait_for(running.collect(stdin), timeout + _GRACE)
         except asyncio.TimeoutError:
@@ -351,7 +357,7 @@ class SshPool:
         if not running.ended:
             held.drop(running.connection)
             raise SshFailure(node, "unreachable", "the connection was lost while the command ran")
-        return running.result(node, seconds, sent)
+        return running.result(node, seconds)
 
     def _failure(self, node: str, exc: BaseException) -> SshFailure:
         """What an exception means, and what to do about it."""
