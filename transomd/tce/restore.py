@@ -167,7 +167,7 @@ def _check_keys(manifest: StepManifest, wanted: list[PartEntry], keys: list[str]
     if not missing:
         ignored = sorted(there - set(keys))
         if ignored:
-            log.info("step %d: not loaded, as the program's state has no such key: %s", manifest.step, ignored)
+            log.info("left in the checkpoint, as the program's state has no such key: %s", ", ".join(ignored))
         return
     anywhere = {key for part in manifest.parts for key in part.keys}
     if manifest.world_size != world_size and anywhere.issuperset(missing):
