@@ -126,7 +126,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.dictionaries(st.sampled_from([*EVIDENCE.to_json(), "other"]), JSON))
 def test_any_object_is_read_or_refused(changes: dict[str, Any]) -> None:
     try:

@@ -90,15 +90,14 @@ _MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, 1)}
 _ISO = re.compile(r"(20\d\d)[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _GLOG = re.compile(r"(?:^|[\s\[:])[IWEF](\d{3,4}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
 _SYSLOG_TIME = re.compile(r"(?:^|[\s\[>])([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?: (20\d\d))?")
-_DMESG = re.compile(r"^(?:\S{1,60}: )?\[ *(\d{1,9}\.\d{1,6})\]")
 _WHERE = 160
 
 
-def find_time(text: str, *, now: float, boot: float | None = None) -> float | None:
+def find_time(text: str, *, now: float) -> float | None:
     """Return the time stamp near the start of a line as Unix seconds, or None.
 
-    A stamp without zone is local time; one without year lies in the year before ``now``. Seconds since boot need
-    ``boot``.
+    A stamp without zone is local time; one without year lies in the year before ``now``. The seconds since boot of a
+    raw kernel log are no time.
     """
     head = text[:_WHERE]
     if match := _ISO.search(head):
@@ -109,8 +108,6 @@ def find_time(text: str, *, now: float, boot: float | None = None) -> float | No
         return _yearless(int(digits[:-2]), int(digits[-2:]), (match[2], match[3], match[4]), match[5], now)
     if (match := _SYSLOG_TIME.search(head)) and match[1] in _MONTHS:
         return _yearless(_MONTHS[match[1]], int(match[2]), (match[3], match[4], match[5]), None, now, match[6])
-    if boot is not None and (match := _DMESG.match(head)):
-        return boot + float(match[1])
     return None
 
 

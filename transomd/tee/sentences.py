@@ -55,6 +55,8 @@ def listed(names: Sequence[str], limit: int = 6) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "some ranks"
     return ("rank " if len(ranks) == 1 else "ranks ") + listed([str(rank) for rank in ranks])
 
 

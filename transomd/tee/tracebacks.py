@@ -15,6 +15,7 @@ _CHAIN = (
     "The above exception was the direct cause",
     "-- Process ",
 )
+_GROUP = re.compile(r"^\s*(?:\+[-+ \d]*$|\+ |\| ?)")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]{1,300})", line \d+')
 _LONG_PATH = re.compile(r'"[^"]+(/[^"]{20,50})"(?=, line)')
 _ELSEWHERE = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
@@ -28,7 +29,7 @@ class _Frame(NamedTuple):
 class Traceback:
     """One traceback, with the ones chained to it, while its lines come in."""
 
-    __slots__ = ("_frames", "_inside", "_lines", "exceptions", "line", "touched")
+    __slots__ = ("_frames", "_grouped", "_inside", "_lines", "exceptions", "line", "touched")
 
     def __init__(self, line: int, touched: float) -> None:
         self.line = line
@@ -36,6 +37,7 @@ class Traceback:
         self.exceptions: list[str] = []
         self._frames: list[_Frame] = []
         self._inside = True
+        self._grouped = False
         self._lines = 0
 
     def take(self, text: str, touched: float) -> bool:
@@ -43,8 +45,11 @@ class Traceback:
         self._lines += 1
         self.touched = touched
         if text.endswith(HEADER):
+            self._grouped = self._grouped or "Exception Group" in text
             self._inside, self._frames = True, []
             return True
+        if self._grouped:
+            text = _GROUP.sub("", text)
         return self._take_inside(text) if self._inside else self._take_after(text)
 
     @property

@@ -80,6 +80,8 @@ def _text(data: Mapping[str, Any], key: str, limit: int, default: str | None = N
     value = data.get(key, default)
     if not isinstance(value, str):
         raise ValueError(f"{key}: expected text, got {type(value).__name__}")
+    if not value and default is None:
+        raise ValueError(f"{key}: is empty")
     return plain(value, limit)
 
 
@@ -92,7 +94,7 @@ def _list(data: Mapping[str, Any], key: str) -> list[Any]:
 
 def _texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
     items = _list(data, key)[:MAX_NAMES]
-    return tuple(_text({key: item}, key, MAX_NAME) for item in items)
+    return tuple(_text({key: item}, key, MAX_NAME) for item in items if item != "")
 
 
 def _integers(data: Mapping[str, Any], key: str) -> tuple[int, ...]:
