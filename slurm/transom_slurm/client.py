@@ -2,6 +2,7 @@
 
 Every method raises :class:`~transom_slurm.errors.SlurmUnavailable` when Slurm did not answer: callers treat that as
 *unknown*. A query that returns is complete: what it does not list, Slurm does not know.
+The end time, the exit codes and a waiting job's start time are None while they are but forecasts.
 One contract suite (``tests/contract/test_slurm_client.py``) runs over every implementation.
 """
 
@@ -32,7 +33,10 @@ class SlurmClient(Protocol):
         ...
 
     async def find(self, name: str) -> Sequence[SlurmJob]:
-        """Every job, of any state, with exactly this job name: how an ambiguous submission is settled."""
+        """Every job that slurmctld holds, ended or not, with exactly this name: how an ambiguous submission is settled.
+
+        Names may be used twice, and the list is what slurmctld knows *now*: after an outage look again a little later.
+        """
         ...
 
     async def submit(self, request: SubmitRequest) -> int:
@@ -51,7 +55,10 @@ class SlurmClient(Protocol):
         ...
 
     async def resume(self, node: str) -> None:
-        """Clear DRAIN (``scontrol update state=undrain``; the reason is cleared too)."""
+        """Clear DRAIN (``scontrol update state=undrain``); the reason goes too, unless the node is DOWN.
+
+        slurmctld makes the node register anew: for a second or so it is NOT_RESPONDING and has no boot time.
+        """
         ...
 
     async def update_job(self, job_id: int, fields: Mapping[str, str]) -> None:

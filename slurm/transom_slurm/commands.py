@@ -132,10 +132,8 @@ class CommandClient:
         return parse_sacct(done.stdout, token)
 
     async def find(self, name: str) -> Sequence[SlurmJob]:
-        token = new_token()
-        form = squeue_format(JOB_FIELDS, token)
-        done = await self._query("squeue", "-h", "-a", "-t", "all", f"--name={name}", "-O", form)
-        return [job for job in parse_squeue(done.stdout, token).values() if job.name == name]
+        # squeue's own --name splits at commas and filters on this side of the wire too.
+        return [job for job in (await self.jobs()).values() if job.name == name]
 
     async def submit(self, request: SubmitRequest) -> int:
         env = self._submit_env(request)

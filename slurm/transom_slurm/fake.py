@@ -132,6 +132,7 @@ class FakeSlurm(FakeWorld):
                 job.comment = value
             elif key == "timelimit":
                 job.limit_s = seconds_of(value)
+                self._watch_limit(job)
             elif key == "starttime" and value.lower() == "now":
                 job.begin = self.now
             elif key == "excnodelist":

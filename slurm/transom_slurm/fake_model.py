@@ -50,6 +50,7 @@ class FakeNode:
     down: bool = False
     powered: bool = True
     responding: bool = True
+    registered: bool = True
     flags: set[str] = field(default_factory=set)
     reason: str = ""
     reason_user: str = ""
@@ -81,7 +82,7 @@ class FakeNode:
             address=self.address,
             partitions=self.partitions,
             gres=self.gres,
-            boot_time=self.boot_time,
+            boot_time=self.boot_time if self.registered else None,
             cpus=8,
             comment=self.comment,
         )

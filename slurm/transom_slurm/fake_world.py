@@ -14,6 +14,8 @@ from transom_slurm.fake_model import FakeJob, FakeNode
 from transom_slurm.types import ExitStatus, JobBase, Reservation, SlurmJob, SlurmStep
 
 _OK = ExitStatus(0)
+REGISTER_S = 1.0
+"""Virtual seconds until a node has registered anew after a drain was lifted."""
 
 
 class SubmitFate(Enum):
@@ -192,7 +194,8 @@ class FakeWorld:
     def heal_node(self, name: str) -> None:
         """Give the power back: the node boots, and comes back by itself if only its silence had made it DOWN."""
         node = self._nodes[name]
-        node.powered, node.responding, node.boot_time = True, True, self.now
+        node.powered, node.boot_time = True, self.now
+        self._register(node)
         if node.down and node.reason == "Not responding":
             node.down = False
             node.say("", "", self.now)
@@ -244,13 +247,19 @@ class FakeWorld:
         job.steps = [SlurmStep(f"{job.job_id}.batch", "batch", "RUNNING", (free[0],))]
         for name in job.nodes:
             self._nodes[name].jobs.add(job.job_id)
-        if job.limit_s is not None:
-            self.at(job.limit_s, lambda run=job.run: self._time_out(job, run))  # type: ignore[misc]
+        self._watch_limit(job)
         return True
 
-    def _time_out(self, job: FakeJob, run: int) -> None:
-        if job.running and job.run == run:
-            self._end(job, JobBase.TIMEOUT, ExitStatus(0, 15), "TimeLimit")
+    def _watch_limit(self, job: FakeJob) -> None:
+        """End the job at its time limit, unless by then it has ended, was requeued or got another limit."""
+        run, limit_s = job.run, job.limit_s
+
+        def check() -> None:
+            if job.running and (job.run, job.limit_s) == (run, limit_s):
+                self._end(job, JobBase.TIMEOUT, ExitStatus(0, 15), "TimeLimit")
+
+        if limit_s is not None and job.started is not None:
+            self.at(max(0.0, job.started + limit_s - self.now), check)
 
     def _release(self, job: FakeJob) -> None:
         for node in self._nodes.values():
@@ -319,6 +328,13 @@ class FakeWorld:
         node.say(reason, user, self.now)
 
     def _undrain(self, node: FakeNode) -> None:
+        """As slurmctld does it: the node must register anew; until then it does not respond and has no boot time."""
         node.flags.discard("DRAIN")
         if not node.down:
             node.say("", "", self.now)
+        node.responding, node.registered = False, False
+        self.at(REGISTER_S, lambda: self._register(node))
+
+    def _register(self, node: FakeNode) -> None:
+        if node.powered:
+            node.responding, node.registered = True, True

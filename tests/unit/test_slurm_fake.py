@@ -107,6 +107,17 @@ async def test_time_limit() -> None:
     assert (await _job(fake, job_id)).status.base is JobBase.TIMEOUT
 
 
+async def test_a_longer_time_limit_counts_from_the_start() -> None:
+    fake = FakeSlurm(2)
+    job_id = await _run(fake, _request(time_limit="10"))
+    fake.advance(300)
+    await fake.update_job(job_id, {"TimeLimit": "20"})
+    fake.advance(899)
+    assert (await _job(fake, job_id)).status.base is JobBase.RUNNING
+    fake.advance(1)
+    assert (await _job(fake, job_id)).status.base is JobBase.TIMEOUT
+
+
 async def test_a_lost_node_shrinks_a_no_kill_job_even_if_it_was_the_batch_host() -> None:
     fake = FakeSlurm(3, slurmd_timeout_s=30)
     job_id = await _run(fake, _request(3))
@@ -161,6 +172,7 @@ async def test_preemption_and_failed_launches() -> None:
     assert (jobs[plain].reason, jobs[plain].priority) == ("launch failed requeued held", 0)
     assert (await fake.nodes())["n3"].reason == "Prolog error"
     fake.resume_by_person("n3")
+    fake.advance(1)
     fake.start(plain)
     assert (await _job(fake, plain)).status.base is JobBase.RUNNING
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from transom_slurm.states import (
@@ -32,6 +33,18 @@ LIVE_FLAGS = {
 CODES = (
     "CG SO CF RS RQ RF RH SE ST RV RD SI PD R S CD CA F TO NF PR BF DL OOM".split()  # noqa: SIM905 - as in the manual
 )
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "slurm.md"
+
+
+def test_the_documentation_shows_the_same_tables() -> None:
+    text = DOCS.read_text()
+    for job in (*JOB_BASES, *JOB_FLAGS):
+        assert f"| {job.word} | {job.code} | {'no' if job.live else 'yes'} | {job.meaning} |\n" in text
+    for node in NODE_FLAGS:
+        sign = f"`{node.suffix}`" if node.suffix else ""
+        assert f"| {node.word} | {sign} | {'yes' if node.foreign else 'no'} | {node.meaning} |\n" in text
 
 
 def test_the_table_holds_every_word_of_the_manual_once() -> None:
