@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import click
 from transom_slurm.sandbox import Sandbox, SandboxError, faults
-from transom_slurm.sandbox.cluster import NodeReport
 from transom_slurm.sandbox.errors import SandboxMissing, SandboxRefused, SandboxUsage
 from transom_slurm.sandbox.layout import default_directory
+from transom_slurm.sandbox.watch import NodeReport
 
 from transomd.errors import NotFoundError, RefusedError, TransomError, UsageError
 

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import getpass
 import os
 import signal
-import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transom_slurm.sandbox import faults, files, gpus, loopback, netns, processes
-from transom_slurm.sandbox.config import LOOPBACK, MAX_NODES, NETNS, ClusterSpec, loopback_nodes, netns_nodes
-from transom_slurm.sandbox.daemons import (
-    SYSTEM_PATH,
-    check_installed,
-    daemon_environment,
-    run,
-    slurm_version,
-    slurmctld,
-)
-from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxRefused, SandboxUsage
-from transom_slurm.sandbox.layout import Layout, check_directory, default_directory
+from transom_slurm.sandbox import faults, files, gpus, lifecycle, watch
+from transom_slurm.sandbox.config import ClusterSpec
+from transom_slurm.sandbox.daemons import SYSTEM_PATH, check_installed, run
+from transom_slurm.sandbox.errors import SandboxError, SandboxMissing
+from transom_slurm.sandbox.layout import check_directory, default_directory
 from transom_slurm.sandbox.waiting import until
 
 READY_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class NodeReport:
-    """What a node looks like from outside. ``slurm`` is Slurm's word for its state, empty without an answer."""
-
-    name: str
-    address: str
-    power: bool
-    link: bool
-    slurmd: bool
-    gpus: int
-    slurm: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +47,9 @@ class Sandbox:
         """
         root = check_directory(Path(directory) if directory else default_directory())
         check_installed()
-        mode = _choose_mode(mode)
-        if not 1 <= nodes <= MAX_NODES:
-            raise SandboxUsage("start a sandbox", f"{nodes} nodes: it can have 1 to {MAX_NODES}")
-        spec = _plan(
+        spec = lifecycle.plan(
             root,
-            mode,
+            lifecycle.choose_mode(mode),
             nodes,
             gpus=gpus,
             cpus=cpus,
@@ -84,31 +57,13 @@ class Sandbox:
             message_timeout=message_timeout,
             extra=tuple(extra),
         )
-        with files.umask():
-            return cls._start(spec, ready_timeout_s)
-
-    @classmethod
-    def _start(cls, spec: ClusterSpec, ready_timeout_s: float) -> Sandbox:
-        sandbox = cls(spec)
-        spec.root.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with _locked(spec.layout):
-            files.claim(spec)
-            try:
-                files.write_all(spec)
-                backend = netns if spec.namespaces else loopback
-                backend.boot_hub(spec)
-                backend.boot_nodes(spec, spec.names)
-                sandbox._wait_started(ready_timeout_s)
-            except BaseException:
-                _tear_down(spec)
-                raise
-            files.save(spec, ready=True)
-        return sandbox
+        lifecycle.start(spec, ready_timeout_s)
+        return cls(spec)
 
     @classmethod
     def attach(cls, directory: Path | str | None = None) -> Sandbox:
         """The sandbox that is up in a directory; :class:`SandboxError` when none is, or only the rest of one."""
-        spec, ready = files.load(_existing(directory))
+        spec, ready = files.load(lifecycle.existing(directory))
         if not ready:
             raise SandboxError(
                 f"use the sandbox in {spec.root}",
@@ -120,17 +75,7 @@ class Sandbox:
     @staticmethod
     def clear(directory: Path | str | None = None) -> bool:
         """End whatever sandbox is in a directory, complete or not, without a trace; False when there is none."""
-        root = _existing(directory)
-        if not root.exists():
-            return False
-        with _locked(Layout(root)):
-            names = {entry.name for entry in root.iterdir()}
-            if names <= {"sandbox.new"}:
-                files.remove(root)
-                return True
-            spec, _ = files.load(root)
-            _tear_down(spec)
-        return True
+        return lifecycle.clear(lifecycle.existing(directory))
 
     def down(self) -> None:
         """End it without a trace."""
@@ -219,45 +164,19 @@ class Sandbox:
 
     def stop_controller(self, *, kill: bool = False) -> None:
         """End slurmctld, cleanly or by SIGKILL. Within 5 s of a change SIGKILL loses state, as with every slurmctld."""
-        pid = self._controller()
-        if not pid:
-            raise SandboxError("stop slurmctld", "it does not run")
-        os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
-        if not until(lambda: processes.state(pid) in ("", "Z"), 30.0):
-            raise SandboxError("stop slurmctld", f"process {pid} did not end")
+        watch.stop_controller(self.spec, signal.SIGKILL if kill else signal.SIGTERM)
 
     def start_controller(self) -> None:
         """Start slurmctld again and return when it answers."""
-        start = self.hub_argv(slurmctld())
-        run(start, "start slurmctld", env=daemon_environment(self.spec))
-        if not until(self._answers, READY_TIMEOUT_S):
-            raise SandboxError(
-                "start slurmctld", "it does not answer", hint=f"see {self.spec.layout.logs}/slurmctld.log"
-            )
+        watch.start_controller(self.spec, READY_TIMEOUT_S)
 
     def slurm_states(self) -> dict[str, str]:
         """Slurm's short state of each node (``idle``, ``mix*``, ...); empty when Slurm does not answer."""
-        done = self.run(["sinfo", "-h", "-N", "-o", "%N %t"], check=False)
-        return dict(line.split() for line in done.stdout.splitlines()) if done.returncode == 0 else {}
+        return watch.states(self.spec)
 
     def wait_idle(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Return when all nodes are idle; :class:`SandboxError` says which are not, and what the logs complain of."""
-        if until(self._idle, timeout_s, 0.05):
-            return
-        got = self.slurm_states()
-        bad = ", ".join(f"{node} {got.get(node, '?')}" for node in self.nodes if got.get(node) != "idle")
-        cause = "\n".join([f"after {timeout_s:g} s not idle: {bad}", *self._complaints("error:")])
-        raise SandboxError("wait for the nodes", cause, hint=f"see {self.spec.layout.logs}")
-
-    def _idle(self) -> bool:
-        return self.slurm_states() == dict.fromkeys(self.nodes, "idle")
-
-    def _wait_started(self, timeout_s: float) -> None:
-        """Wait for the first time, and no longer than until a daemon gives up."""
-        until(lambda: self._idle() or bool(self._complaints("fatal:")), timeout_s, 0.05)
-        if fatal := self._complaints("fatal:"):
-            raise SandboxError("start Slurm", "\n".join(fatal), hint="look at the lines of slurm.conf that you added")
-        self.wait_idle(0.0)
+        watch.wait_idle(self.spec, timeout_s)
 
     def reset(self) -> None:
         """Make it as new between tests: no jobs, all nodes healed and resumed. Returns when all are idle for good."""
@@ -270,113 +189,14 @@ class Sandbox:
                 self.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
         self.wait_idle()
         if broken:
-            self._settle()
+            watch.settle(self.spec)
 
-    def _settle(self) -> None:
-        """Outlast slurmctld's last unanswered ping to a node that was away: its failure marks the node once more."""
-        until(lambda: "idle*" in self.slurm_states().values(), self.spec.message_timeout + 1.0, 0.2)
-        self.wait_idle()
-
-    def status(self) -> tuple[NodeReport, ...]:
+    def status(self) -> tuple[watch.NodeReport, ...]:
         """Each node, as seen from outside."""
-        words = self.slurm_states()
-        return tuple(self._report(node.name, node.address, words) for node in self.spec.nodes)
-
-    def _report(self, name: str, address: str, words: dict[str, str]) -> NodeReport:
-        power = not self.spec.namespaces or netns.powered(self.spec, name) > 0
-        return NodeReport(
-            name=name,
-            address=address,
-            power=power,
-            link=power and (not self.spec.namespaces or netns.link_up(self.spec, name)),
-            slurmd=bool(faults.slurmd_pids(self.spec, name)),
-            gpus=gpus.shown(self.spec.layout.node(name)),
-            slurm=words.get(name, ""),
-        )
+        words = watch.states(self.spec)
+        return tuple(watch.report(self.spec, node, words.get(node.name, "")) for node in self.spec.nodes)
 
     def _check_node(self, node: str) -> None:
         if node not in self.nodes:
             cause = f"there is no such node; there are {self.nodes[0]} to {self.nodes[-1]}"
             raise SandboxMissing(f"use node {node}", cause, hint="transom sandbox status")
-
-    def _controller(self) -> int:
-        try:
-            pid = int((self.spec.layout.run / "slurmctld.pid").read_text())
-        except (OSError, ValueError):
-            return 0
-        return pid if processes.is_owned(pid, self.spec.layout.conf) else 0
-
-    def _answers(self) -> bool:
-        return " is UP" in self.run(["scontrol", "ping"], check=False).stdout
-
-    def _complaints(self, word: str) -> list[str]:
-        """The last lines of each of Slurm's logs that hold a word."""
-        found = []
-        for log in sorted(self.spec.layout.logs.glob("slurm*.log")):
-            lines = [line for line in log.read_text(errors="replace").splitlines() if word in line]
-            found += [f"{log.name}: {line}" for line in lines[-3:]]
-        return found
-
-
-def _existing(directory: Path | str | None) -> Path:
-    """The directory of a sandbox that may be up; :class:`SandboxRefused` when it is another user's."""
-    root = Path(directory).expanduser().resolve() if directory else default_directory()
-    if root.exists() and os.geteuid() not in (0, root.stat().st_uid):
-        raise SandboxRefused(f"use the sandbox in {root}", f"it is {root.owner()}'s", hint=f"become {root.owner()}")
-    return root
-
-
-def _choose_mode(mode: str) -> str:
-    why_not = netns.available()
-    if mode == NETNS and why_not:
-        raise SandboxRefused("start a sandbox with namespaces", why_not, hint="run as root, or without --mode")
-    return mode or (LOOPBACK if why_not else NETNS)
-
-
-def _plan(root: Path, mode: str, count: int, **settings: Any) -> ClusterSpec:
-    if mode == NETNS:
-        nodes, port = netns_nodes(count), 6817
-    else:
-        loopback.check_hostname()
-        port, *ports = loopback.free_ports(2 * count + 1)
-        nodes = loopback_nodes(ports, count)
-    return ClusterSpec(
-        root=root,
-        mode=mode,
-        slurm_version=slurm_version(),
-        user=getpass.getuser(),
-        hostname=socket.gethostname().partition(".")[0],
-        controller_port=port,
-        nodes=nodes,
-        **settings,
-    )
-
-
-@contextlib.contextmanager
-def _locked(at: Layout) -> Iterator[None]:
-    """Keep others from starting or ending the same sandbox meanwhile."""
-    held = os.open(at.root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            cause = "another command is starting or ending it"
-            raise SandboxError(f"use the sandbox in {at.root}", cause, hint="wait for it, or end it") from None
-        yield
-    finally:
-        os.close(held)
-
-
-def _tear_down(spec: ClusterSpec) -> None:
-    left = processes.end_all(lambda: _all_pids(spec))
-    if left:
-        raise SandboxError(f"end the sandbox in {spec.root}", f"processes do not end: {sorted(left)}")
-    loopback.clean(spec)
-    files.remove(spec.root)
-
-
-def _all_pids(spec: ClusterSpec) -> set[int]:
-    found = processes.owned(spec.layout.conf)
-    if not spec.namespaces:
-        return processes.descendants(found | loopback.daemons(spec))
-    return processes.descendants(found | processes.members(found, "net"))
