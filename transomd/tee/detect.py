@@ -30,7 +30,7 @@ _SRUN_SIGNALS = {
     "Illegal instruction": signal.SIGILL,
     "Floating point exception": signal.SIGFPE,
 }
-_MAX_RANKS = 100_000
+_MAX_RANKS = 16_384
 _PLANNED = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERED_DOWN", "MAINTENANCE"})
 _PROLOG = re.compile(r"(?i)\b(?:prolog|batch job complete|launch failed|duplicate jobid).{0,20}(?:error|fail|hung)")
 

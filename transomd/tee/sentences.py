@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
+from datetime import datetime
 
 from transomd.tee.case import Case, nodes_of, ranks_of
-from transomd.tee.types import Evidence
+from transomd.tee.types import LATEST, Evidence
 from transomd.words import Action, FailureClass
 
 _NEXT = {
@@ -39,7 +39,7 @@ _KINDS = {
 
 def clock(at: float | None) -> str:
     """Return ``at 03:12:05`` in local time, with a space before it; nothing where the time is not known."""
-    return "" if at is None else time.strftime(" at %H:%M:%S", time.localtime(at))
+    return "" if at is None or not 0 <= at < LATEST else datetime.fromtimestamp(at).strftime(" at %H:%M:%S")
 
 
 def first_line(one: Evidence, limit: int = 160) -> str:

@@ -12,6 +12,10 @@ MAX_TEXT = 500
 """Characters of a line that are kept; job output is hostile input."""
 
 
+LATEST = 1e11
+"""Unix seconds that no clock will show; a time at or beyond it is none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """One observation that bears on a failure.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from transomd.tee.types import MAX_TEXT, Evidence, Verdict
+from transomd.tee.types import LATEST, MAX_TEXT, Evidence, Verdict
 from transomd.words import Action, Blame, Confidence, FailureClass, Role, Word
 
 MAX_NAMES = 64
@@ -115,7 +114,7 @@ def _number(data: Mapping[str, Any], key: str) -> float | None:
     value = data.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e12 or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LATEST:
         raise ValueError(f"{key}: expected Unix seconds")
     return float(value)
 
