@@ -131,7 +131,8 @@ def two_ranks(base: Path, seeds: int) -> None:
         directory = base / f"r{seed}"
         ranks = [forked(partial(save_for_ever, directory, rank)) for rank in (0, 1)]
         dice.shuffle(ranks)
-        time.sleep(dice.uniform(0.02, 0.3))
+        wait_for(directory, dice.randrange(-1, 9))
+        time.sleep(dice.uniform(0, 0.03))
         for rank in ranks:
             os.kill(rank, signal.SIGKILL)
             time.sleep(dice.choice([0, 0, dice.uniform(0, 0.02)]))
@@ -142,6 +143,14 @@ def two_ranks(base: Path, seeds: int) -> None:
         bad = [problem for c in list_checkpoints(directory) if c.complete for problem in verify(c.path)]
         print(json.dumps({"seed": seed, "acknowledged": acknowledged, "steps": steps, "bad": bad}), flush=True)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def wait_for(directory: Path, step: int) -> None:
+    """Wait until a rank saw ``step`` complete; not for a time, as the machine may be busy."""
+    deadline = time.monotonic() + 60
+    while max(last_acknowledged(directory, rank) for rank in (0, 1)) < step:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def save_for_ever(directory: Path, rank: int) -> None:

@@ -70,10 +70,10 @@ def read_only(directory: Path) -> dict[str, Any]:
 
 
 def many(directory: Path) -> dict[str, Any]:
-    """100 saves of 8 MiB and a load after each tenth: the memory of the process before and after, in MiB."""
+    """100 saves of 1 MiB and a load after each tenth: the memory of the process before and after, in MiB."""
     engine = CheckpointEngine(directory, keep=1)
     sizes = []
-    state = {"parts": [torch.zeros(MIB // 4) for _ in range(8)], "turned": torch.zeros(64, 64).t(), "log": {}}
+    state = {"parts": [torch.zeros(MIB // 32) for _ in range(8)], "turned": torch.zeros(64, 64).t(), "log": {}}
     for step in range(100):
         state["parts"][step % 8].fill_(step)
         state["log"] = {str(step): (step, [step])}

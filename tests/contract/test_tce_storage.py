@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file
 @pytest.fixture(scope="module")
 def scenes() -> Iterator[dict[str, dict[str, Any]]]:
     """What happened in each scene; the mounts are private to the worker and end with it."""
-    # Not below pytest's own folders, which an ordinary user may not enter.
-    with tempfile.TemporaryDirectory() as folder:
+    # Not below pytest's own folders, which an ordinary user may not enter; in memory, to spare the disk.
+    with tempfile.TemporaryDirectory(prefix="tce-", dir="/dev/shm") as folder:
         command = ["unshare", "--mount", "--propagation", "private", sys.executable, str(WORKER), folder]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
