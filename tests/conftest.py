@@ -13,7 +13,8 @@ import pytest
 from transom_slurm.sandbox import Sandbox
 from transom_slurm.sandbox.daemons import find
 
-for _name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_"))]:
+_SCRUBBED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "TRANSOM_SANDBOX", "TRANSOM_SOCKET", "TRANSOM_CONFIG")
+for _name in [name for name in os.environ if name.startswith(_SCRUBBED)]:
     del os.environ[_name]
 
 MakeSandbox = Callable[..., Sandbox]

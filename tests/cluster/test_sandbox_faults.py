@@ -13,8 +13,8 @@ pytestmark = pytest.mark.cluster
 
 RANK = """#!/bin/bash
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID TRANSOM_EPOCH=1
-sleep 300 &
-wait $!
+bash -c "sleep 300 & wait \\$!"
+true
 """
 
 
@@ -37,7 +37,7 @@ def _submit(cluster: Sandbox, directory: Path, nodes: int, line: str) -> str:
 
 
 def _program(cluster: Sandbox, directory: Path) -> str:
-    """A job with two ranks on each of two nodes, running; each rank is a shell that waits for a sleep."""
+    """A job with two ranks on each of two nodes, running; each rank is a sleep behind two shells."""
     (directory / "rank.sh").write_text(RANK)
     job = _submit(cluster, directory, 2, f"srun -K0 --overlap -n4 --ntasks-per-node=2 bash {directory}/rank.sh")
     running = until(lambda: len(_named(cluster, "n1", "sleep")) == 2 == len(_named(cluster, "n2", "sleep")), 15)

@@ -112,7 +112,7 @@ def test_two_run_at_once(sandbox: Sandbox, make_sandbox) -> None:  # type: ignor
 def test_a_second_one_in_the_same_place_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxError, match="one is there") as caught:
         Sandbox.up(2, sandbox.directory)
-    assert caught.value.hint == "transom sandbox down"
+    assert caught.value.hint == f"transom sandbox down --dir {sandbox.directory}"
     assert len(sandbox.slurm_states()) == 4
 
 

@@ -38,7 +38,7 @@ def test_nothing_up(words: list[str], tmp_path: Path) -> None:
     command, *rest = words
     with pytest.raises(NotFoundError, match="nothing is up") as caught:
         _run(command, "--dir", str(tmp_path / "none"), *rest)
-    assert caught.value.hint == "transom sandbox up"
+    assert caught.value.hint == f"transom sandbox up --dir {tmp_path}/none"
 
 
 def test_down_of_nothing_is_no_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 from transom_slurm.sandbox import Sandbox, SandboxError, faults
 from transom_slurm.sandbox.errors import SandboxMissing, SandboxRefused, SandboxUsage
-from transom_slurm.sandbox.layout import default_directory
+from transom_slurm.sandbox.layout import command, default_directory
 from transom_slurm.sandbox.watch import NodeReport
 
 from transomd.errors import NotFoundError, RefusedError, TransomError, UsageError
@@ -104,7 +104,7 @@ def up(
         mode=mode or "",
     )
     click.echo(f"up in {time.monotonic() - began:.1f} s: {_summary(found)}")
-    click.echo('next: eval "$(transom sandbox env)", then srun -N2 hostname')
+    click.echo(f'next: eval "$({command(found.directory, "env")})", then srun -N2 hostname')
 
 
 def _raise_exit(number: int, frame: object) -> None:
@@ -232,6 +232,7 @@ def _expand(found: Sandbox, text: str) -> tuple[str, ...]:
     unknown = sorted(set(names) - set(found.nodes))
     if unknown:
         raise NotFoundError(
-            f"there is no node {', '.join(unknown)}; there are n1 to n{len(found.nodes)}", hint="transom sandbox status"
+            f"there is no node {', '.join(unknown)}; there are n1 to n{len(found.nodes)}",
+            hint=command(found.directory, "status"),
         )
     return names

@@ -14,7 +14,7 @@ from transom_slurm.sandbox import faults, files, gpus, lifecycle, watch
 from transom_slurm.sandbox.config import ClusterSpec
 from transom_slurm.sandbox.daemons import SYSTEM_PATH, check_installed, run
 from transom_slurm.sandbox.errors import SandboxError, SandboxMissing
-from transom_slurm.sandbox.layout import check_directory, default_directory
+from transom_slurm.sandbox.layout import check_directory, command, default_directory
 from transom_slurm.sandbox.waiting import until
 
 READY_TIMEOUT_S = 60.0
@@ -68,7 +68,7 @@ class Sandbox:
             raise SandboxError(
                 f"use the sandbox in {spec.root}",
                 "its start was interrupted or is under way",
-                hint="transom sandbox down",
+                hint=command(spec.root, "down"),
             )
         return cls(spec)
 
@@ -199,4 +199,4 @@ class Sandbox:
     def _check_node(self, node: str) -> None:
         if node not in self.nodes:
             cause = f"there is no such node; there are {self.nodes[0]} to {self.nodes[-1]}"
-            raise SandboxMissing(f"use node {node}", cause, hint="transom sandbox status")
+            raise SandboxMissing(f"use node {node}", cause, hint=command(self.directory, "status"))

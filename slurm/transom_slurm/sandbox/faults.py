@@ -10,6 +10,7 @@ from transom_slurm.sandbox import gpus, loopback, netns, processes
 from transom_slurm.sandbox.config import ClusterSpec
 from transom_slurm.sandbox.daemons import daemon_environment, run, slurmd
 from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxUsage
+from transom_slurm.sandbox.layout import command
 from transom_slurm.sandbox.waiting import until
 
 _SHELLS = ("sh", "bash", "dash", "zsh")
@@ -46,7 +47,7 @@ def _power(spec: ClusterSpec, node: str, _: str) -> str:
 
 def _net_cut(spec: ClusterSpec, node: str, _: str) -> str:
     if not netns.powered(spec, node):
-        raise SandboxError(f"cut the cable of {node}", "it has no power", hint=f"transom sandbox heal {node}")
+        raise SandboxError(f"cut the cable of {node}", "it has no power", hint=command(spec.root, f"heal {node}"))
     netns.set_link(spec, node, up=False)
     return "cable cut: what runs on it goes on, alone"
 
@@ -54,7 +55,7 @@ def _net_cut(spec: ClusterSpec, node: str, _: str) -> str:
 def _slurmd_kill(spec: ClusterSpec, node: str, _: str) -> str:
     found = slurmd_pids(spec, node)
     if not found:
-        raise SandboxError(f"kill slurmd on {node}", "it does not run", hint=f"transom sandbox heal {node}")
+        raise SandboxError(f"kill slurmd on {node}", "it does not run", hint=command(spec.root, f"heal {node}"))
     processes.signal_each(found, signal.SIGKILL)
     until(lambda: not slurmd_pids(spec, node), 5.0)
     return "slurmd killed: its jobs go on"

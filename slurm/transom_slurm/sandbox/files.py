@@ -20,7 +20,7 @@ from transom_slurm.sandbox import config, gpus, scripts
 from transom_slurm.sandbox.config import ClusterSpec, NodeSpec
 from transom_slurm.sandbox.daemons import python, run
 from transom_slurm.sandbox.errors import SandboxError, SandboxMissing, SandboxRefused
-from transom_slurm.sandbox.layout import Layout
+from transom_slurm.sandbox.layout import Layout, command
 from transom_slurm.sandbox.site import transomd_toml
 
 _NULL_DEVICE = os.makedev(1, 3)
@@ -34,7 +34,7 @@ def claim(spec: ClusterSpec) -> None:
     if about.st_uid != os.geteuid():
         raise SandboxRefused(f"use {at.root} for a sandbox", "another user owns it", hint="choose another with --dir")
     if at.marker.exists():
-        raise SandboxError(f"start a sandbox in {at.root}", "one is there", hint="transom sandbox down")
+        raise SandboxError(f"start a sandbox in {at.root}", "one is there", hint=command(at.root, "down"))
     if any(at.root.iterdir()):
         raise SandboxError(f"use {at.root} for a sandbox", "it is not empty", hint="choose another with --dir")
     at.root.chmod(0o755)
@@ -54,7 +54,7 @@ def load(root: Path) -> tuple[ClusterSpec, bool]:
     try:
         about: dict[str, Any] = json.loads((root / Layout(root).marker.name).read_text())
     except FileNotFoundError:
-        raise SandboxMissing(f"find a sandbox in {root}", "nothing is up", hint="transom sandbox up") from None
+        raise SandboxMissing(f"find a sandbox in {root}", "nothing is up", hint=command(root, "up")) from None
     ready = bool(about.pop("ready"))
     about["nodes"] = tuple(NodeSpec(**node) for node in about["nodes"])
     about["slurm_version"] = tuple(about["slurm_version"])

@@ -134,6 +134,13 @@ def default_directory() -> Path:
     return Path(tempfile.gettempdir()) / f"transom-sandbox-{getpass.getuser()}"
 
 
+def command(root: Path, words: str) -> str:
+    """What to type to do something with the sandbox in a directory."""
+    where = "" if root == default_directory() else f" --dir {root}"
+    verb, *rest = words.split()
+    return " ".join([f"transom sandbox {verb}{where}", *rest])
+
+
 def check_directory(directory: Path) -> Path:
     """Return the directory's real path; :class:`SandboxUsage` names every reason why it cannot hold a sandbox."""
     root = directory.expanduser().resolve()

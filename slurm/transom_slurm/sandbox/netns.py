@@ -14,7 +14,7 @@ from transom_slurm.sandbox import processes
 from transom_slurm.sandbox.config import HUB, HUB_ADDRESS, ClusterSpec, NodeSpec
 from transom_slurm.sandbox.daemons import daemon_environment, munged, python, run, slurmctld, slurmd, spawn, sshd
 from transom_slurm.sandbox.errors import SandboxError
-from transom_slurm.sandbox.layout import NodeLayout
+from transom_slurm.sandbox.layout import NodeLayout, command
 from transom_slurm.sandbox.waiting import until
 
 _MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
@@ -141,7 +141,7 @@ def power_off(spec: ClusterSpec, name: str) -> None:
     """Cut a node's power: first the cable, so that nothing is heard of its death, then all its processes at once."""
     pid = powered(spec, name)
     if not pid:
-        raise SandboxError(f"cut the power of {name}", "it has none", hint=f"transom sandbox heal {name}")
+        raise SandboxError(f"cut the power of {name}", "it has none", hint=command(spec.root, f"heal {name}"))
     run([f"{spec.layout.lib}/hub", "ip", "link", "del", name], f"unplug {name}")
     os.kill(pid, signal.SIGKILL)
     if not until(lambda: not processes.state(pid), 10.0):

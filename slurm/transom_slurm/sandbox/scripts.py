@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transom_slurm.sandbox.config import ClusterSpec
+from transom_slurm.sandbox.layout import command
 
 TAG = "TRANSOM_SANDBOX_PROCESS"
 """In the environment of what a sandbox started, with the path of its slurm.conf: ``down`` ends exactly these."""
@@ -38,7 +39,7 @@ def hub_script(spec: ClusterSpec, fallback_bin: str) -> str:
     return text + (
         '[ "$(id -u)" = 0 ] || die "entering the namespaces of this sandbox needs root"\n'
         f"pid=$(cat {spec.layout.hub.pid} 2>/dev/null)\n"
-        f'[ -n "$pid" ] && alive "$pid" || die "nothing is up in {spec.root}; next: transom sandbox up"\n'
+        f'[ -n "$pid" ] && alive "$pid" || die "nothing is up in {spec.root}; next: {command(spec.root, "up")}"\n'
         'exec nsenter -t "$pid" -m -u -n --wdns="$(pwd -P)" -- "$@"\n'
     )
 
@@ -53,7 +54,7 @@ def node_script(spec: ClusterSpec, fallback_bin: str) -> str:
     return text + (
         '[ "$(id -u)" = 0 ] || die "entering the namespaces of this sandbox needs root"\n'
         'pid=$(cat "$dir/init.pid" 2>/dev/null)\n'
-        '[ -n "$pid" ] && alive "$pid" || die "node $name has no power; next: transom sandbox heal $name"\n'
+        f'[ -n "$pid" ] && alive "$pid" || die "node $name has no power; next: {command(spec.root, "heal $name")}"\n'
         'exec nsenter -t "$pid" -m -u -i -n -p --wdns="$(pwd -P)" -- setpriv --pdeathsig KILL -- "$@"\n'
     )
 
