@@ -74,6 +74,7 @@ DENIED: tuple[str, ...] = (
 """Lower-case pieces of messages by which Slurm refuses a right."""
 
 _SACCT_FIRST_SECOND = 1_000_000  # sacct refuses earlier Unix times
+_IDS_IN_A_QUERY = 1000  # an argument of a command has at most 128 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,14 @@ class CommandClient:
         token = new_token()
         done = await self._query("squeue", "-h", "-a", "-t", "all", "-O", squeue_format(JOB_FIELDS, token))
         return await asyncio.to_thread(parse_squeue, done.stdout, token)
+
+    async def jobs_of(self, job_ids: Collection[int]) -> Mapping[int, SlurmJob]:
+        """These jobs, as far as slurmctld still holds them; SlurmRejected when one alone is asked for and gone."""
+        if len(job_ids) > _IDS_IN_A_QUERY:
+            return {job_id: job for job_id, job in (await self.jobs()).items() if job_id in job_ids}
+        token, ids = new_token(), ",".join(str(job_id) for job_id in sorted(job_ids))
+        form = squeue_format(JOB_FIELDS, token)
+        return parse_squeue((await self._query("squeue", "-h", "-a", "-t", "all", "-j", ids, "-O", form)).stdout, token)
 
     async def nodes(self) -> Mapping[str, SlurmNode]:
         done = await self._query("scontrol", "-o", "-a", "show", "nodes")

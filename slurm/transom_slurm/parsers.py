@@ -91,7 +91,7 @@ def parse_exit(text: str) -> ExitStatus | None:
     return ExitStatus(0, raw & 0x7F) if raw & 0x7F else ExitStatus(raw >> 8 & 0xFF)
 
 
-def _over(status: JobStatus) -> bool:
+def job_over(status: JobStatus) -> bool:
     """Whether Slurm's end time and exit code are facts; before that they are a forecast and a zero."""
     if status.base is JobBase.UNKNOWN:
         return "COMPLETING" in status.flags or "STAGE_OUT" in status.flags
@@ -114,7 +114,7 @@ def parse_squeue(text: str, token: str) -> dict[int, SlurmJob]:
 
 def _squeue_job(row: Mapping[str, str]) -> SlurmJob:
     status = parse_job_status(row["State"])
-    over = _over(status)
+    over = job_over(status)
     return SlurmJob(
         job_id=int(row["JobId"]),
         name=row["Name"],
@@ -169,7 +169,7 @@ def parse_sacct(text: str, token: str) -> dict[int, SlurmJob]:
 
 def _sacct_job(row: Mapping[str, str]) -> SlurmJob:
     status = parse_job_status(row["State"])
-    over = _over(status)
+    over = job_over(status)
     limit = row["TimelimitRaw"]
     return SlurmJob(
         job_id=int(row["JobIDRaw"]),
