@@ -263,6 +263,13 @@ def test_time_of_old_logs_comes_from_above_and_of_live_ones_from_the_clock() -> 
     assert one(text, live=True).at == NOW
 
 
+def test_a_live_stamp_of_another_time_zone_is_not_believed() -> None:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NOW - 10))
+    other_zone = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NOW - 3600))
+    assert one(f"{stamp} {ECC}\n", live=True).at == NOW - 10
+    assert one(f"{other_zone} {ECC}\n", live=True).at == NOW
+
+
 def test_line_numbers_go_on_from_chunk_to_chunk_and_start_again_with_a_new_file() -> None:
     matcher = Matcher()
     matcher.feed(Chunk(file="x", data=b"a\nb\n", fresh=True), NOW)

@@ -24,6 +24,8 @@ MAX_OPEN = 64
 _SHAPES = 8192
 _LONGEST_SHAPE = 512
 _BEFORE = 1024
+_LAG_S = 120.0
+"""A stamp of a live line that is further from now is of another time zone, or about another time."""
 _STAMP = 240
 _LOOK_BACK = 30
 _DIGITS = b"0123456789."
@@ -64,8 +66,8 @@ class _Open(NamedTuple):
 class Matcher:
     """Reads chunks of many files. One matcher serves one launch: evidence once seen is not told again, only counted.
 
-    With ``live`` a line without a time stamp is taken to have been printed when it was read; otherwise it gets the time
-    of the nearest line above it that has one.
+    With ``live`` a line without a credible time stamp is taken to have been printed when it was read; otherwise it gets
+    the time of the nearest line above it that has one.
     """
 
     def __init__(self, catalogue: Catalogue | None = None, *, nodes: Collection[str] = (), live: bool = True) -> None:
@@ -154,7 +156,7 @@ class Matcher:
         """Keep the time of the last line; when reading old files, that of the nearest line above which has one."""
         if self._live:
             own = _time(lines[-1], now)
-            stream.at = own if own is not None and abs(own - now) < 86400 else now
+            stream.at = own if own is not None and abs(own - now) < _LAG_S else now
             return
         for line in reversed(lines):
             if (own := _time(line, now)) is not None:
