@@ -223,6 +223,20 @@ def test_a_rank_killed_after_another_had_failed_is_not_the_cause() -> None:
     assert verdict.ranks == (5,)
 
 
+def test_of_srun_lines_read_at_once_the_first_bad_end_counts() -> None:
+    lines = "srun: error: n3: task 5: Exited with exit code 1\nsrun: error: n1: tasks 0-1: Killed"
+    verdict = judge([*log(lines, at=T), *detect.srun_exits(lines, T)])
+    assert verdict.ranks == (5,)
+    assert "ended with code 1" in verdict.summary
+
+
+def test_a_task_that_srun_reports_killed_first_was_killed() -> None:
+    lines = "srun: error: n2: task 2: Killed\nsrun: error: n1: tasks 0-1: Killed"
+    verdict = judge([*log(lines, at=T), *detect.srun_exits(lines, T)])
+    assert (verdict.ranks, verdict.blame) == ((2,), Blame.UNKNOWN)
+    assert "killed by SIGKILL" in verdict.summary
+
+
 def test_ranks_that_were_told_to_end_are_not_the_cause() -> None:
     assert judge(exits(143, 0, 1, 2)).ranks == ()
 

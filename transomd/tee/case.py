@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from transomd.tee.types import Evidence, Verdict
+from transomd.tee.types import LATEST, Evidence, Verdict
 from transomd.words import Blame, Role
 
 WINDOW_S = 3600.0
@@ -79,7 +79,8 @@ def _place(one: Evidence, known: Mapping[str, str], node_of: Mapping[int, str]) 
     peers = tuple(dict.fromkeys(peer for peer in named if peer and peer != node))
     foreign = bool(one.node) and not node and one.blame is Blame.NODE
     role = Role.CONTEXT if foreign else one.role
-    return replace(one, node=node, peer_nodes=peers, role=role)
+    at = one.at if one.at is not None and 0 <= one.at < LATEST else None
+    return replace(one, node=node, peer_nodes=peers, role=role, at=at)
 
 
 def _known(name: str, known: Mapping[str, str]) -> str:

@@ -198,13 +198,12 @@ def _as_told(first: Evidence, case: Case) -> Verdict:
 
 def killed(case: Case) -> Verdict | None:
     """A rank ended by SIGKILL, and nothing says by whom."""
-    exits = case.of("EXIT-SIGKILL") or [one for one in case.of("SL-TASK-KILLED") if one.rank is not None]
-    if not exits or case.of("SL-TASK-KILLED", "EXIT-SIGKILL")[0] is not exits[0]:
+    ends = [one for one in case.evidence if one.source == "exit"]
+    told = ends or case.of("SL-TASK-KILLED", "SL-TASK-EXIT", "SL-TASK-SIG")
+    own = [one for one in told if one.role is not Role.VICTIM or _one_task_killed(one)]
+    if not own or own[0].signature not in ("EXIT-SIGKILL", "SL-TASK-KILLED"):
         return None
-    earlier = [one for one in case.evidence if one.source == "exit" and one.role is not Role.VICTIM]
-    earlier += case.of("SL-TASK-EXIT", "SL-TASK-SIG")
-    if any(one is not exits[0] and not before(exits[0], one, 0) for one in earlier):
-        return None
+    exits = [one for one in own if one.signature == own[0].signature]
     first = exits[0]
     group = [one for one in exits if one.at == first.at] if first.at is not None else [first]
     return Verdict(
@@ -216,6 +215,10 @@ def killed(case: Case) -> Verdict | None:
         ranks=ranks_of(group),
         evidence=tuple(group),
     )
+
+
+def _one_task_killed(one: Evidence) -> bool:
+    return one.signature == "SL-TASK-KILLED" and one.rank is not None and one.text.endswith("Killed")
 
 
 def voted(case: Case) -> Verdict | None:
