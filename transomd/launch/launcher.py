@@ -30,7 +30,7 @@ from transomd.launch.program import LaunchPlan, Program, slurm_env
 from transomd.launch.rundir import RunDir
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
-from transomd.tce.catalogue import list_checkpoints
+from transomd.tce.catalogue import list_checkpoints, newest_epoch
 from transomd.tee import detect
 from transomd.tee.progress import DEFAULT_PATTERN, Progress, Stall
 from transomd.tee.types import Evidence
@@ -407,11 +407,10 @@ class Launcher:
         if self._superseded():
             log.error("another launcher has taken over; starting nothing")
             return None
-        me = {"slurm_job_id": self.options.slurm_job_id, "generation": self.options.generation}
-        epoch = wanted
-        while self.options.run_dir.claim(f"epoch-{epoch:06d}", {**me, "epoch": epoch, "at": time.time()}).get(
-            "generation"
-        ) != self.options.generation or epoch in [x.epoch for x in self.launches]:
+        # The checkpoint folder may have been used by an earlier job, whose epochs fence ours unless ours are newer.
+        epoch = max(wanted, (newest_epoch(self.spec.checkpoint.dir) or 0) + 1)
+        me = {"slurm_job_id": self.options.slurm_job_id, "generation": self.options.generation, "at": time.time()}
+        while self.options.run_dir.claim(f"epoch-{epoch:06d}", me) is not me:
             epoch += 1
         return epoch
 
