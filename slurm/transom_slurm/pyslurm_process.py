@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from transom_slurm import pyslurm_worker
 from transom_slurm.errors import SlurmUnavailable
@@ -62,6 +62,8 @@ class WorkerProcess:
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._hello: Hello | None = None
+        self._errors: IO[bytes] | None = None
+        self._last_words = ""
         self._asked = 0
 
     @property
@@ -94,6 +96,10 @@ class WorkerProcess:
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(asyncio.TimeoutError, BrokenPipeError, ConnectionResetError):
             await asyncio.wait_for(process.communicate(), _KILL_WAIT_S)
+        if self._errors is not None:
+            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _LAST_WORDS))
+            self._last_words = self._errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            self._errors.close()
 
     async def _within(self, verb: str, work: Any) -> Any:
         try:
@@ -124,19 +130,20 @@ class WorkerProcess:
     async def _started(self) -> Hello:
         if self._hello is not None:
             return self._hello
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - the worker's last words, read when it has died
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._argv,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=self._words,
+                stderr=self._errors,
                 env=self._env,
                 cwd="/",
                 start_new_session=True,
                 limit=OUTPUT_LIMIT,
             )
         except OSError as error:
+            self._errors.close()
             raise PyslurmFault(f"{self._argv[0]} cannot be started: {error.strerror}") from None
         self._asked = 0
         said = await self._line("start")
@@ -158,7 +165,5 @@ class WorkerProcess:
         raise WorkerLost(f"pyslurm {verb}", f"its worker {self._ending(process.returncode)}", hint="scontrol ping")
 
     def _ending(self, rc: int | None) -> str:
-        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _LAST_WORDS))
-        last = self._words.read().decode("utf-8", "replace").strip().splitlines()[-1:]
         how = f"was killed by {signal.Signals(-rc).name}" if rc is not None and rc < 0 else f"ended with {rc}"
-        return ": ".join([how, *last])
+        return f"{how}: {self._last_words}" if self._last_words else how

@@ -1,4 +1,4 @@
-"""What every SlurmClient promises: one suite over the command client on a real Slurm and over the Slurm in memory."""
+"""What every SlurmClient promises: one suite over both clients of a real Slurm and over the Slurm in memory."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from pyslurm_python import require_pyslurm
 from transom_slurm.batch import job_options
 from transom_slurm.client import SlurmClient
 from transom_slurm.commands import CommandClient
 from transom_slurm.errors import SlurmRejected, SlurmUnavailable, SubmitAmbiguous
 from transom_slurm.fake import FakeSlurm
+from transom_slurm.pyslurm_client import PyslurmClient
+from transom_slurm.pyslurm_process import worker_argv
 from transom_slurm.runner import clean_env, user_identity
 from transom_slurm.sandbox import Sandbox
 from transom_slurm.states import DrainRecord, ReasonSource, drain_is_own, reason_source
@@ -132,19 +135,33 @@ class Real:
         return self.sandbox.run(["scontrol", *words])
 
 
-@pytest.fixture(params=["fake", pytest.param("commands", marks=pytest.mark.cluster)])
+class WithPyslurm(Real):
+    """The same Slurm asked through pyslurm; a test in which the commands had to take its place fails."""
+
+    def __init__(self, sandbox: Sandbox, folder: Path, python: str) -> None:
+        super().__init__(sandbox, folder)
+        env = clean_env(sandbox.env())
+        self.client = PyslurmClient(CommandClient(env=env), argv=sandbox.hub_argv(worker_argv(python)), env=env)
+
+
+@pytest.fixture(params=["fake", *(pytest.param(name, marks=pytest.mark.cluster) for name in ("commands", "pyslurm"))])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "fake":
         yield InMemory()
         return
-    real = Real(request.getfixturevalue("sandbox"), tmp_path)
+    python = require_pyslurm() if request.param == "pyslurm" else ""
+    sandbox = request.getfixturevalue("sandbox")
+    real = WithPyslurm(sandbox, tmp_path, python) if python else Real(sandbox, tmp_path)
     yield real
     real.close()
 
 
 @pytest.fixture
-def client(world: World) -> SlurmClient:
-    return world.client
+async def client(world: World) -> AsyncIterator[SlurmClient]:
+    yield world.client
+    if isinstance(world.client, PyslurmClient):
+        await world.client.close()
+        assert world.client.why.endswith("runs here")
 
 
 def _request(world: World, name: str, nodes: int = 2, **wishes: object) -> SubmitRequest:
