@@ -15,9 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from transom_slurm.client import SlurmClient
 from transom_slurm.commands import CommandClient, Deadlines
+from transom_slurm.pyslurm_client import PyslurmClient, PyslurmUnusable, choose_client
+from transom_slurm.pyslurm_process import worker_argv
 from transom_sql.engine import open_store
-from transom_sql.store import StoreError
+from transom_sql.store import Store, StoreError
 
 from transomd import __version__
 from transomd.api.server import Api, Server
@@ -64,6 +67,19 @@ def notify_systemd(state: str) -> None:
         sock.sendall(state.encode())
 
 
+async def slurm_client(settings: Settings) -> SlurmClient:
+    """Return the client that the site asked for, and log why. Raises TransomError for one that cannot be used."""
+    wish = settings.slurm
+    commands = CommandClient(deadlines=Deadlines(query=wish.query_timeout_s, submit=wish.submit_timeout_s))
+    argv = worker_argv(wish.pyslurm_python)
+    try:
+        client, why = await choose_client(commands, wish.client, argv=argv, deadline_s=wish.query_timeout_s)
+    except PyslurmUnusable as error:
+        raise TransomError(str(error), hint=error.hint) from None
+    log.info("%s", why)
+    return client
+
+
 class Daemon:
     """The joined parts of one running daemon."""
 
@@ -74,10 +90,16 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve until told to stop; the death of any part ends all of them."""
+        with contextlib.closing(open_store(self.settings.daemon.database_url)) as store:
+            slurm = await slurm_client(self.settings)
+            try:
+                await self._serve(store, slurm)
+            finally:
+                if isinstance(slurm, PyslurmClient):
+                    await slurm.close()
+
+    async def _serve(self, store: Store, slurm: SlurmClient) -> None:
         settings = self.settings
-        store = open_store(settings.daemon.database_url)
-        deadlines = Deadlines(query=settings.slurm.query_timeout_s, submit=settings.slurm.submit_timeout_s)
-        slurm = CommandClient(deadlines=deadlines)
         port = await self._port()
         url = settings.daemon.launcher_url(port)
         reach = Reach(settings, self.clock, url)
@@ -97,7 +119,6 @@ class Daemon:
             await server.close()
             await operator.close()
             await reach.close()
-            store.close()
 
     async def _port(self) -> int:
         """Choose the launchers' port before anything is told about it: a fixed one, or a free one that is kept."""

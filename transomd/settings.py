@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -86,8 +86,13 @@ class DaemonSettings(Part):
 
 
 class SlurmSettings(Part):
-    """Deadlines of Slurm's commands."""
+    """Who asks Slurm, and the deadlines. ``auto``: pyslurm where it imports and matches Slurm, else Slurm's commands.
 
+    ``pyslurm_python`` is the interpreter that has pyslurm; empty: the daemon's own.
+    """
+
+    client: Literal["auto", "commands", "pyslurm"] = "auto"
+    pyslurm_python: Absolute = ""
     query_timeout_s: PositiveDuration = 20.0
     submit_timeout_s: PositiveDuration = 60.0
 
