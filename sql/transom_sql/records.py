@@ -150,6 +150,20 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """Something that is stopped until a person starts it again. It is set while ``since`` is not None.
+
+    ``who`` and ``reason`` say who changed it last, and why: for one that is not set, who cleared it.
+    """
+
+    name: str
+    changed_at: float
+    since: float | None = None
+    who: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A committed checkpoint that a launcher reported. The store of files is the truth; this is what was told."""
 

@@ -7,16 +7,33 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, func, select
 
 from transom_sql import writes
 from transom_sql.causes import explained
 from transom_sql.connect import writer
-from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord
-from transom_sql.store import Change, Store
-from transom_sql.tables import TABLES, attempts, checkpoints, events, incidents, intents, jobs, launches, nodes
+from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord, Switch
+from transom_sql.store import Change, Latest, Store
+from transom_sql.tables import (
+    TABLES,
+    attempts,
+    checkpoints,
+    events,
+    incidents,
+    intents,
+    jobs,
+    launches,
+    nodes,
+    switches,
+)
 
 R = TypeVar("R")
+_MANY = 500
+"""Values in one IN; SQLite's bound is 32766, older ones' 999."""
+
+
+def _slices(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
 class SqlStore(Store):
@@ -46,6 +63,7 @@ class SqlStore(Store):
             writes.put(connection, Attempt, change.attempts)
             writes.put(connection, Launch, change.launches)
             writes.put(connection, NodeRecord, writes.linked(change.nodes, incident_id))
+            writes.put(connection, Switch, change.switches)
             writes.put(connection, Checkpoint, change.checkpoints)
             writes.drop_intents(connection, change.drop_intents)
             writes.add_intents(connection, writes.linked(change.intents, incident_id))
@@ -100,6 +118,39 @@ class SqlStore(Store):
         """By epoch."""
         return self._all(Launch, select(launches).where(launches.c.job_id == job_id).order_by(launches.c.epoch))
 
+    def latest(self, job_ids: Collection[int]) -> Mapping[int, Latest]:
+        """The newest records of each of these jobs, in few queries however many they are."""
+        found: dict[int, Latest] = {}
+        for ids in _slices(sorted(set(job_ids)), _MANY):
+            newest_attempt = self._newest(Attempt, attempts.c.number, ids)
+            newest_launch = self._newest(Launch, launches.c.epoch, ids)
+            newest_incident = self._newest(Incident, incidents.c.id, ids)
+            counts = self._counts(ids)
+            for number in ids:
+                found[number] = Latest(
+                    attempt=newest_attempt.get(number),
+                    launch=newest_launch.get(number),
+                    incident=newest_incident.get(number),
+                    launches=counts.get(number, 0),
+                )
+        return found
+
+    def _newest(self, record: type[R], order: ColumnElement[Any], ids: Sequence[int]) -> dict[int, R]:
+        table = TABLES[record]
+        newest = (
+            select(table.c.job_id, func.max(order).label("top"))
+            .where(table.c.job_id.in_(ids))
+            .group_by(table.c.job_id)
+            .subquery()
+        )
+        query = select(table).join(newest, (table.c.job_id == newest.c.job_id) & (order == newest.c.top))
+        return {item.job_id: item for item in self._all(record, query)}  # type: ignore[attr-defined]
+
+    def _counts(self, ids: Sequence[int]) -> dict[int, int]:
+        query = select(launches.c.job_id, func.count()).where(launches.c.job_id.in_(ids)).group_by(launches.c.job_id)
+        with explained(self._engine.url, "count launches"), self._engine.connect() as connection:
+            return {row[0]: row[1] for row in connection.execute(query)}
+
     def incidents(self, job_id: int | None = None, *, limit: int | None = 1000) -> Sequence[Incident]:
         """The last ``limit``, by id."""
         query = select(incidents).order_by(incidents.c.id.desc()).limit(limit)
@@ -140,6 +191,10 @@ class SqlStore(Store):
     def nodes(self) -> Sequence[NodeRecord]:
         """All nodes with a record, by name."""
         return self._all(NodeRecord, select(nodes).order_by(nodes.c.name))
+
+    def switches(self) -> Sequence[Switch]:
+        """All switches that were ever set, by name."""
+        return self._all(Switch, select(switches).order_by(switches.c.name))
 
     def checkpoints(self, job_id: int) -> Sequence[Checkpoint]:
         """By step, then epoch."""

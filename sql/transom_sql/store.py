@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord
+from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord, Switch
 
 
 class StoreError(Exception):
@@ -31,11 +31,21 @@ class DatabaseTooNew(StoreError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The newest records of one job, and how many launches it had: enough for a line in a list."""
+
+    attempt: Attempt | None = None
+    launch: Launch | None = None
+    incident: Incident | None = None
+    launches: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """Everything that one decision writes, all or nothing.
 
     ``job.version`` is the version that was read; the stored one becomes ``version + 1``. Records with a natural key
-    (attempt: job and number; launch: job and epoch; node: name; checkpoint: job, step and epoch) are inserted or
+    (attempt: job and number; launch: job and epoch; node, switch: name; checkpoint: job, step and epoch) are inserted or
     replaced as a whole; an incident with id 0 is inserted, else replaced.
     An intent whose key exists already is left as it is. Events are appended.
     ``drop_intents`` are keys: those that are pending become ``dropped``, others stay as they are.
@@ -47,6 +57,7 @@ class Change:
     launches: Sequence[Launch] = ()
     incident: Incident | None = None
     nodes: Sequence[NodeRecord] = ()
+    switches: Sequence[Switch] = ()
     checkpoints: Sequence[Checkpoint] = ()
     intents: Sequence[Intent] = ()
     drop_intents: Sequence[str] = ()
@@ -105,6 +116,10 @@ class Store(Protocol):
         """By epoch."""
         ...
 
+    def latest(self, job_ids: Collection[int]) -> Mapping[int, Latest]:
+        """The newest records of each of these jobs, in few queries however many they are."""
+        ...
+
     def incidents(self, job_id: int | None = None, *, limit: int | None = 1000) -> Sequence[Incident]:
         """By id, the *last* ``limit`` of them; all when it is None."""
         ...
@@ -133,6 +148,10 @@ class Store(Protocol):
 
     def nodes(self) -> Sequence[NodeRecord]:
         """All nodes with a record, by name."""
+        ...
+
+    def switches(self) -> Sequence[Switch]:
+        """All switches that were ever set, by name."""
         ...
 
     def checkpoints(self, job_id: int) -> Sequence[Checkpoint]:

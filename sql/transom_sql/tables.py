@@ -29,7 +29,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord
+from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord, Switch
 
 PENDING, DONE, FAILED, DROPPED = "pending", "done", "failed", "dropped"
 """The states of an intent, the only words that the store itself acts on."""
@@ -263,6 +263,16 @@ nodes = Table(
     _column("data", JSON),
 )
 
+switches = Table(
+    "switches",
+    metadata,
+    _column("name", Words, key=True),
+    _column("changed_at", Double),
+    _column("since", Double, null=True),
+    _column("who", Words),
+    _column("reason", Words),
+)
+
 checkpoints = Table(
     "checkpoints",
     metadata,
@@ -283,6 +293,7 @@ TABLES: Mapping[type, Table] = {
     Intent: intents,
     Event: events,
     NodeRecord: nodes,
+    Switch: switches,
     Checkpoint: checkpoints,
 }
 """The table of each record."""

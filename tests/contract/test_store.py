@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transom_sql.engine import memory_store, open_store
-from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord
+from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord, Switch
 from transom_sql.store import Change, Conflict, Store, StoreError
 
 # A database is added here: the URL of an empty one (Postgres: of a schema made for the test).
@@ -140,6 +140,12 @@ def keep_node(store: Store, given: NodeRecord) -> tuple[object, object]:
     return store.node(given.name), given
 
 
+def keep_switch(store: Store, given: Switch) -> tuple[object, object]:
+    store.commit(Change(switches=[replace(given, reason="before")]))
+    store.commit(Change(switches=[given]))
+    return [found for found in store.switches() if found.name == given.name], [given]
+
+
 def keep_checkpoint(store: Store, given: Checkpoint) -> tuple[object, object]:
     store.commit(Change(checkpoints=[given]))
     same = [found for found in store.checkpoints(1) if (found.step, found.epoch) == (given.step, given.epoch)]
@@ -164,6 +170,7 @@ ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[[Store, Any], tuple[obj
     ),
     (records(Event, id=one(0), job_id=st.sampled_from([None, 1])), keep_event),
     (records(NodeRecord, incident_id=st.sampled_from([None, 1])), keep_node),
+    (records(Switch), keep_switch),
     (records(Checkpoint, job_id=one(1), step=NATURAL), keep_checkpoint),
 ]
 
@@ -445,3 +452,22 @@ def test_two_processes_writing_at_once_lose_nothing(url: str) -> None:
     assert (found.version, found.attempt) == (121, 120)
     assert sorted(int(written.message) for written in store.events()) == list(range(1, 121))
     store.close()
+
+
+def test_the_newest_records_of_many_jobs_in_few_queries(store: Store) -> None:
+    numbers = [store.add_job(job(token_sha256=str(n))).id for n in range(1203)]
+    busy, idle = numbers[700], numbers[3]
+    store.commit(Change(attempts=[replace(attempt(n), job_id=busy, tag=f"t{n}") for n in (1, 2, 11)]))
+    launches = [Launch(job_id=busy, epoch=e, attempt=2, nodes=("n1",), started_at=float(e)) for e in (1, 9, 10)]
+    store.commit(Change(launches=launches))
+    store.commit(Change(incident=incident(job_id=busy, summary="first")))
+    store.commit(Change(incident=incident(job_id=busy, summary="second")))
+    found = store.latest(numbers)
+    assert set(found) == set(numbers)
+    assert [getattr(found[busy].attempt, "number", None), getattr(found[busy].incident, "summary", None)] == [
+        11,
+        "second",
+    ]
+    assert found[busy].launch == launches[-1]
+    assert (found[busy].launches, found[idle].launches, found[idle].attempt) == (3, 0, None)
+    assert store.latest([]) == {}

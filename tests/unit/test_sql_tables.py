@@ -84,7 +84,8 @@ def test_the_schema_can_be_written_for_postgres() -> None:
     written = io.StringIO()
     context = MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True, "output_buffer": written})
     with Operations.context(context):
-        importlib.import_module("transom_sql.migrations.versions.r0001_pre_first_tables").upgrade()
+        for name in ("r0001_pre_first_tables", "r0002_pre_switches"):
+            importlib.import_module(f"transom_sql.migrations.versions.{name}").upgrade()
     schema = written.getvalue()
     assert schema.count("CREATE TABLE") == len(TABLES)
     assert "BEFORE UPDATE OR DELETE OR TRUNCATE ON events" in schema
