@@ -45,8 +45,8 @@ class Change:
     """Everything that one decision writes, all or nothing.
 
     ``job.version`` is the version that was read; the stored one becomes ``version + 1``. Records with a natural key
-    (attempt: job and number; launch: job and epoch; node, switch: name; checkpoint: job, step and epoch) are inserted or
-    replaced as a whole; an incident with id 0 is inserted, else replaced.
+    (attempt: job and number; launch: job and epoch; node, switch: name; checkpoint: job, step and epoch) are inserted
+    or replaced as a whole; an incident with id 0 is inserted, else replaced.
     An intent whose key exists already is left as it is. Events are appended.
     ``drop_intents`` are keys: those that are pending become ``dropped``, others stay as they are.
     Intents and nodes whose ``incident_id`` is None get the id of ``incident`` when there is one.
