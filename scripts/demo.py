@@ -79,6 +79,7 @@ class Demo:
         seen = self._run_job(Seen(self.size.steps, expected=losses), hurt=self._cut_power)
         self.show.title("3. What transom says of it afterwards")
         self._say("status", "tinylm")
+        self.show.line()
         self._say("nodes")
         found = report(seen)
         print_report(self.show, found, seen)
@@ -120,6 +121,8 @@ class Demo:
             self._linger(follower)
         if seen.job["state"] != "completed":
             raise Trouble(f"job {job_id} is {seen.job['state']}: {seen.job['reason']}")
+        if hurt is not None and not seen.cut:
+            raise Trouble(f"job {job_id} ended before a node could lose its power")
         return seen
 
     def _look(self, follower: Follower) -> None:
@@ -138,7 +141,7 @@ class Demo:
         """Cut the power of a training node that does not run the launcher, some steps after a checkpoint."""
         since = seen.step - seen.checkpoint
         early = seen.checkpoint < self.size.steps // 3
-        if seen.job.get("state") != "running" or early or not self.size.every // 2 <= since < self.size.every:
+        if seen.job.get("state") != "running" or early or not self.size.every // 2 <= since < self.size.every - 1:
             return
         host = (seen.detail.get("launcher") or {}).get("host")
         node = next(name for name in seen.job["nodes"] if name != host)
@@ -153,7 +156,6 @@ class Demo:
     def _say(self, *words: str) -> None:
         self.show.command("transom", *words)
         self.show.answer(self.room.transom(*words, env={"COLUMNS": str(self.show.width)}))
-        self.show.line()
 
 
 def _drained(seen: Seen) -> bool:
@@ -216,12 +218,13 @@ def _leave(show: Show, room: Room, keep: bool) -> bool:
     show.console.show_cursor(True)
     show.line()
     if keep:
-        show.line("Everything is kept as it is. To look at it:")
-        show.block(
-            f'eval "$(transom sandbox env --dir {room.root})"; transom status; transom events; sinfo', "bold blue"
-        )
-        show.line(f"The job's folder is {room.job}, transomd's log {room.log}. To end and remove it all:")
-        show.block(f"transom sandbox down --dir {room.root}", "bold blue")
+        transom = Path(sys.executable).parent / "transom"
+        show.line(f"Everything is kept, and runs, in {room.root}. To look at it:")
+        show.block(f'eval "$({transom} sandbox env --dir {room.root})"', "bold blue")
+        show.block("transom status; transom events; transom nodes; sinfo", "bold blue")
+        show.line("To end it and remove everything:")
+        show.block(f"{transom} sandbox down --dir {room.root}", "bold blue")
+        show.line()
         return True
     try:
         room.close()
@@ -242,6 +245,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found out to FILE")
     parser.add_argument("--keep", action="store_true", help="leave the sandbox and transomd running at the end")
     args = parser.parse_args(argv)
+    if args.every < 4 or args.steps < 3 * args.every:
+        parser.error("--every takes 4 or more, and --steps three times as many")
     if os.geteuid() != 0:
         print("demo: cutting the power of a node needs root; next: sudo make demo", file=sys.stderr)
         return 4

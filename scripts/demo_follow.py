@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,19 @@ Json = dict[str, Any]
 
 POLL_S = 0.25
 RATE_OVER_S = 4.0
-_STEP = re.compile(r"step (?P<step>\d+) loss (?P<loss>\S+) loss_hex (?P<hex>\S+) ")
+_STEP = re.compile(r"step (?P<step>\d+) loss (?P<loss>\S+) loss_hex (?P<hex>\S+) time (?P<time>[\d.]+)s")
+_SAVED = re.compile(r"transom\.tce: step (\d+) of epoch \d+ is complete")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of rank 0: a step that was done, with the bits of its loss, read at ``at`` (Unix seconds)."""
+    """One line of rank 0: a step that was done, with the bits of its loss; ``at`` is when it ended (Unix seconds)."""
 
     epoch: int
     step: int
     loss: float
     loss_hex: str
+    took_s: float
     at: float
 
 
@@ -42,6 +44,7 @@ class Seen:
     nodes: list[Json] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     expected: dict[int, str] = field(default_factory=dict)
+    saved: int = 0
     cut: str = ""
     cut_at: float | None = None
 
@@ -63,8 +66,8 @@ class Seen:
 
     @property
     def checkpoint(self) -> int:
-        """The step of the newest complete checkpoint that transom knows; 0 without one."""
-        return int((self.job.get("checkpoint") or {}).get("step") or 0)
+        """The step of the newest complete checkpoint, by the log or by transom; 0 without one."""
+        return max(self.saved, int((self.job.get("checkpoint") or {}).get("step") or 0))
 
     def rate(self, now: float) -> float:
         """Steps per second over the last seconds."""
@@ -115,12 +118,24 @@ class Follower:
         except TransomError:
             return
         for file in files:
-            for line in self._tails.setdefault(file, Tail(file.path)).lines():
-                if found := _STEP.search(line):
-                    step = Step(file.epoch, int(found["step"]), float(found["loss"]), found["hex"], time.time())
-                    self.seen.steps.append(step)
+            lines = list(self._tails.setdefault(file, Tail(file.path)).lines())
+            done = [found for line in lines if (found := _STEP.search(line))]
+            self.seen.steps += _steps(file.epoch, done, time.time())
+            self.seen.saved = max(
+                [self.seen.saved, *(int(found[1]) for line in lines if (found := _SAVED.search(line)))]
+            )
 
     @property
     def ended(self) -> bool:
         """Whether the job has come to its end."""
         return finished(self.seen.job)
+
+
+def _steps(epoch: int, lines: Sequence[re.Match[str]], now: float) -> list[Step]:
+    """The steps of lines that were read together: the last one ended just now, and each before the next began."""
+    steps: list[Step] = []
+    for line in reversed(lines):
+        took = float(line["time"])
+        steps.insert(0, Step(epoch, int(line["step"]), float(line["loss"]), line["hex"], took, now))
+        now -= took
+    return steps

@@ -66,6 +66,7 @@ class Room:
         self.root = Path(tempfile.gettempdir()).resolve() / f"transom-demo-{secrets.token_hex(2)}"
         self.log = self.root / "transomd.log"
         self.job = self.root / "lm"
+        self._scratch = self.root / "tmp"
         self.sandbox: Sandbox | None = None
         self._ours = False
         self._daemon: subprocess.Popen[bytes] | None = None
@@ -86,6 +87,7 @@ class Room:
     def put_job(self, text: str) -> None:
         """Put the example's program and a job file into the job's folder."""
         self.job.mkdir()
+        self._scratch.mkdir()
         for name in PROGRAM:
             shutil.copy(EXAMPLE / name, self.job)
         (self.job / "job.yaml").write_text(text)
@@ -94,7 +96,8 @@ class Room:
         """What ``eval "$(transom sandbox env)"`` sets, in a shell with transom and its Python on the PATH."""
         assert self.sandbox is not None
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-        given = {**os.environ, **self.sandbox.env(), "PYTHONUNBUFFERED": "1"}
+        # What the job's libraries put into their temporary folder is to go with the room.
+        given = {**os.environ, **self.sandbox.env(), "TMPDIR": str(self._scratch)}
         return {**given, "PATH": f"{self.sandbox.spec.layout.bin}:{path}"}
 
     def client(self) -> Client:

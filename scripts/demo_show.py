@@ -42,6 +42,8 @@ EVENTS = {
     "completed": "bold green",
 }
 WIDEST = 120
+_CTRL_C = 3
+"""Columns left free beside the panel: a terminal that echoes ^C there would else begin a new line."""
 _EVERY_STEPS = 10
 _HEAD = "steps/s "
 
@@ -138,7 +140,7 @@ class Show:
         if not self.console.is_terminal or self.console.is_dumb_terminal:
             yield
             return
-        first = panel(seen, time.time(), self.width, self.signs)
+        first = panel(seen, time.time(), self.width - _CTRL_C, self.signs)
         with Live(first, console=self.console, auto_refresh=False, transient=True) as self._live:
             try:
                 yield
@@ -149,7 +151,7 @@ class Show:
         """Show what has changed: the panel, or a line every ten steps."""
         now = time.time()
         if self._live is not None:
-            self._live.update(panel(seen, now, self.width, self.signs), refresh=True)
+            self._live.update(panel(seen, now, self.width - _CTRL_C, self.signs), refresh=True)
         elif seen.step // _EVERY_STEPS != self._told:
             self._told = seen.step // _EVERY_STEPS
             told = f"{seen.step} of {seen.total}, {seen.rate(now):.1f} steps/s, checkpoint: step {seen.checkpoint}"
@@ -218,32 +220,37 @@ def strip(seen: Seen, begin: float, bucket_s: float, count: int, use: Signs) -> 
     Green: new steps. Yellow: steps computed anew after going back. A red sign: the fault; dots: no step, which is red
     between the first and the last.
     """
-    buckets: list[list[bool]] = [[] for _ in range(count)]
-    furthest = 0
-    for step in seen.steps:
-        index = int((step.at - begin) // bucket_s)
-        if 0 <= index < count:
-            buckets[index].append(step.step <= furthest)
-        furthest = max(furthest, step.step)
-    most = max([1, *map(len, buckets)])
+    new, again = _amounts(seen, begin, bucket_s, count)
+    most = max([1e-9, *(a + b for a, b in zip(new, again, strict=True))])
     cut = int((seen.cut_at - begin) // bucket_s) if seen.cut_at is not None else -1
-    ended = begin + bucket_s * count
-    last = max((step.at for step in seen.steps), default=ended) if seen.step >= seen.total else ended
+    ended = seen.steps[-1].at if seen.step >= seen.total else begin + bucket_s * count
     text = Text()
-    for index, bucket in enumerate(buckets):
+    for index in range(count):
         at = begin + bucket_s * index
-        waiting = bool(seen.steps) and seen.steps[0].at < at < last
-        text.append(*_cell(bucket, most, index == cut, waiting, use))
+        amount = new[index] + again[index]
+        if index == cut:
+            text.append(use.gone, "bold red")
+        elif amount:
+            level = round((len(use.levels) - 1) * amount / most)
+            text.append(use.levels[level], "yellow" if again[index] > new[index] else "green")
+        else:
+            text.append(use.stopped, "red" if seen.steps and seen.steps[0].at < at < ended else "dim")
     return text
 
 
-def _cell(bucket: Sequence[bool], most: int, cut: bool, waiting: bool, use: Signs) -> tuple[str, str]:
-    if cut:
-        return use.gone, "bold red"
-    if not bucket:
-        return use.stopped, "red" if waiting else "dim"
-    level = round((len(use.levels) - 1) * len(bucket) / most)
-    return use.levels[level], "yellow" if all(bucket) else "green"
+def _amounts(seen: Seen, begin: float, bucket_s: float, count: int) -> tuple[list[float], list[float]]:
+    """How many steps each bucket holds, new ones and such that were computed before; a step is spread over its time."""
+    new, again = [0.0] * count, [0.0] * count
+    furthest = 0
+    for step in seen.steps:
+        took = max(step.took_s, 1e-3)
+        first, last = (int((at - begin) // bucket_s) for at in (step.at - took, step.at))
+        for index in range(max(first, 0), min(last + 1, count)):
+            left = begin + index * bucket_s
+            inside = min(step.at, left + bucket_s) - max(step.at - took, left)
+            (again if step.step <= furthest else new)[index] += max(inside, 0.0) / took
+        furthest = max(furthest, step.step)
+    return new, again
 
 
 def _nodes(seen: Seen, use: Signs) -> Padding:
