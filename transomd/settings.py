@@ -157,6 +157,17 @@ class DrainSettings(Part):
     kill_switch: Absolute = ""
 
 
+class HooksSettings(Part):
+    """The prolog, epilog and health check of the nodes. ``key``: the secret that they share with transomd.
+
+    ``enforce``: a prolog may fail, and Slurm so drain the node, where a check in mode drain found it unfit and the
+    drain budget has room.
+    """
+
+    enforce: bool = False
+    key: Absolute = ""
+
+
 class PolicySettings(Part):
     """The site's ceilings over every job's own policy, and what a launcher may do while the daemon is away."""
 
@@ -183,8 +194,14 @@ class Settings(Part):
     health: HealthSettings = HealthSettings()
     watch: WatchSettings = WatchSettings()
     drain: DrainSettings = DrainSettings()
+    hooks: HooksSettings = HooksSettings()
     policy: PolicySettings = PolicySettings()
     notify: NotifySettings = NotifySettings()
+
+    @property
+    def hooks_key(self) -> Path:
+        """The file that holds the hooks' key: ``hooks.key``, else one in ``state_dir``."""
+        return Path(self.hooks.key or f"{self.daemon.state_dir}/hooks.key")
 
 
 def load_settings(path: Path | None = None, env: Mapping[str, str] = os.environ) -> Settings:

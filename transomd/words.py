@@ -129,6 +129,7 @@ class IntentKind(Word):
     CANCEL = "cancel", "scancel one attempt"
     DRAIN = "drain", "drain one node"
     UNDRAIN = "undrain", "resume one node that transom drained"
+    COMMENT = "comment", "write what is wrong with a node into its Slurm comment, or take it out again"
     LAUNCHER = "launcher", "start a launcher in an allocation that lost its own"
     FENCE = "fence", "end what is left of a job's processes on nodes that may still run them"
 

@@ -61,6 +61,10 @@ class SlurmClient(Protocol):
         """
         ...
 
+    async def comment_node(self, node: str, text: str) -> None:
+        """Set a node's comment (one line; empty clears it), which changes nothing of what it may run."""
+        ...
+
     async def update_job(self, job_id: int, fields: Mapping[str, str]) -> None:
         """``scontrol update jobid=... k=v ...``."""
         ...

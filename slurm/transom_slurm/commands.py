@@ -168,6 +168,11 @@ class CommandClient:
     async def resume(self, node: str) -> None:
         await self._change("scontrol", "update", f"nodename={node}", "state=undrain")
 
+    async def comment_node(self, node: str, text: str) -> None:
+        if any(ord(char) < 32 for char in text):
+            raise SlurmRejected("comment_node", f"a comment is one line of text, not {text!r}")
+        await self._change("scontrol", "update", f"nodename={node}", f"comment={text}")
+
     async def update_job(self, job_id: int, fields: Mapping[str, str]) -> None:
         words = [f"{key}={value}" for key, value in fields.items()]
         # A resize leaves a script in the working directory (slurm_job_<id>_resize.sh): let it be a passing one.

@@ -68,6 +68,11 @@ class FakeSlurm(FakeWorld):
         self._allow("resume")
         self._undrain(self._known_node("resume", node))
 
+    async def comment_node(self, node: str, text: str) -> None:
+        self._answer("comment_node", node, text)
+        self._allow("comment_node")
+        self._known_node("comment_node", node).comment = text
+
     async def update_job(self, job_id: int, fields: Mapping[str, str]) -> None:
         self._answer("update_job", job_id, dict(fields))
         job = self._jobs.get(job_id)

@@ -166,6 +166,9 @@ class PyslurmClient:
     async def resume(self, node: str) -> None:
         await self._commands.resume(node)
 
+    async def comment_node(self, node: str, text: str) -> None:
+        await self._commands.comment_node(node, text)
+
     async def update_job(self, job_id: int, fields: Mapping[str, str]) -> None:
         await self._commands.update_job(job_id, fields)
 

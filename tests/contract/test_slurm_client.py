@@ -289,6 +289,17 @@ async def test_hostile_names_come_back_as_they_are(world: World, client: SlurmCl
     assert [found.job_id for found in await client.find(text)] == [job_id]
 
 
+async def test_comment_a_node(world: World, client: SlurmClient) -> None:
+    text = "transom[disk] /: 1% free, 'quoted' and \"so\""
+    await client.comment_node("n2", text)
+    node = (await client.nodes())["n2"]
+    assert (node.comment, node.reason, node.status.drain) == (text, "", False)
+    await client.comment_node("n2", "")
+    assert (await client.nodes())["n2"].comment == ""
+    with pytest.raises(SlurmRejected):
+        await client.comment_node("no-such-node", "x")
+
+
 async def test_drain_and_resume(world: World, client: SlurmClient) -> None:
     reason = "transom[xid] Xid 79 State=IDLE Comment=x job=7 ev=1"
     await client.drain("n3", reason)

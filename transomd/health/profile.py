@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transomd.errors import SpecError
@@ -100,6 +100,12 @@ class Profile:
     def on(self, check: str) -> bool:
         """Whether a check is run at all."""
         return self.mode(check) is not CheckMode.OFF
+
+    def answerable(self, parts: Iterable[str]) -> Profile:
+        """Return the profile with only those checks on that these parts of the probe can answer."""
+        there = set(parts)
+        dumb = [check for check in CHECKS if not there.issuperset(_PARTS.get(check, ()))]
+        return replace(self, modes={**self.modes, **dict.fromkeys(dumb, CheckMode.OFF)})
 
     def request(self, deadline: float = 8.0) -> str:
         """The probe's argument: only the parts that these checks need, within ``deadline`` seconds."""
