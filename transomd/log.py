@@ -1,15 +1,135 @@
-"""Logging of the daemon: one line a record, time first, to standard error, where systemd or a shell picks it up."""
+"""Logging of the daemon: one record a line on standard error, written by a thread of its own.
+
+Whoever logs only puts the record into a bounded queue: a slow, hung or full target (a pipe that nobody reads, a disk
+without space) never stalls the loop. What did not fit is counted, and said as soon as something can be written again.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
 import logging
+import logging.handlers
+import queue
 import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import TextIO
+
+QUEUE = 10_000
+"""Records that wait for the writer at most."""
+GOODBYE_S = 2.0
+"""How long the end of the process waits for what is still to be written."""
+FORMATS = ("text", "json")
+
+_context: ContextVar[Mapping[str, object]] = ContextVar("transom-log-context", default={})  # noqa: B039 - never changed
 
 
-def set_up(level: str = "INFO") -> None:
-    """Send every record of ``level`` and above to standard error; libraries only from WARNING on."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    )
+@contextlib.contextmanager
+def about(**fields: object) -> Iterator[None]:
+    """Give the records within these fields (``job``, ``attempt``, ``node``, ``intent``); None adds nothing."""
+    token = _context.set({**_context.get(), **{key: value for key, value in fields.items() if value is not None}})
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+class Text(logging.Formatter):
+    """Time, level, logger and message, for people."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+
+class Json(logging.Formatter):
+    """One JSON object a line: ``at`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, and what the record is about."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        told = {
+            "at": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **getattr(record, "about", {}),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["error"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
+
+
+class Queue(logging.handlers.QueueHandler):
+    """Puts records into the queue, with their context; counts those that do not fit."""
+
+    queue: queue.Queue[logging.LogRecord]
+
+    def __init__(self, records: queue.Queue[logging.LogRecord], formatter: logging.Formatter) -> None:
+        super().__init__(records)
+        self.lost = 0
+        self.setFormatter(formatter)
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Make the line here: its arguments may change afterwards."""
+        record.about = dict(_context.get())
+        record.line = self.format(record)
+        record.exc_info, record.args = None, ()
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue a record, or count it as lost."""
+        try:
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.lost += 1
+
+
+class Writer(threading.Thread):
+    """Writes what is queued. It alone waits for the target."""
+
+    def __init__(self, handler: Queue, target: TextIO) -> None:
+        super().__init__(name="log", daemon=True)
+        self._handler = handler
+        self._target = target
+        self._told = 0
+
+    def run(self) -> None:
+        """Write until the process ends."""
+        while True:
+            record = self._handler.queue.get()
+            self._write(getattr(record, "line", ""))
+            self._handler.queue.task_done()
+
+    def _write(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            missing = self._handler.lost - self._told
+            if missing:
+                self._told += missing
+                lost = logging.LogRecord(
+                    "transom.log", logging.WARNING, "", 0, "%d records were lost", (missing,), None
+                )
+                self._target.write(self._handler.format(lost) + "\n")
+            self._target.write(line + "\n")
+            self._target.flush()
+
+    def say_goodbye(self) -> None:
+        """Wait until all is written, but not for ever."""
+        end = time.monotonic() + GOODBYE_S
+        while self._handler.queue.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.01)
+
+
+def set_up(level: str = "INFO", form: str = "text", target: TextIO | None = None) -> Queue:
+    """Send every record of ``level`` and above to standard error as ``text`` or ``json``; libraries' from WARNING on."""
+    handler = Queue(queue.Queue(QUEUE), Json() if form == "json" else Text())
+    writer = Writer(handler, target or sys.stderr)
+    writer.start()
+    atexit.register(writer.say_goodbye)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("transom").setLevel(level)
     logging.getLogger("asyncssh").setLevel(logging.ERROR)
+    return handler

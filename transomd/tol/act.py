@@ -60,6 +60,10 @@ class Actor:
         self._settings = settings
         self._clock = clock
 
+    def use(self, settings: Settings) -> None:
+        """Go on with other settings."""
+        self._settings = settings
+
     async def perform(self, intent: Intent, view: JobView | None) -> Outcome:
         """Carry out an intent; never raises."""
         try:

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transom_slurm.states import drain_refusal
-from transom_slurm.types import SlurmNode
 from transom_sql.records import Intent
 
 from transomd.settings import DrainSettings
 from transomd.tol.view import SlurmView
 from transomd.words import IntentKind, IntentState
+
+FLEET_BUDGETS = ("per_hour", "max_fraction")
+"""Budgets that stay tripped once they are: they say that something is wrong with the fleet, or with the checks."""
+MANUAL = "manual"
+"""The check of a drain that a person asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +27,20 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trip:
+    """A budget of the fleet that was found used up: it stays so, whatever happens, until a person resets it."""
+
+    budget: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What was granted and what was refused."""
+    """What was granted, what was refused, and which budgets that tripped."""
 
     granted: tuple[Intent, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    trips: tuple[Trip, ...] = ()
 
 
 def admit_drains(
@@ -38,26 +51,32 @@ def admit_drains(
     now: float,
     *,
     stopped: str = "",
+    since: float = 0.0,
 ) -> Admission:
     """Grant drains within the budgets.
 
-    ``history`` are all drain intents ever recorded; ``stopped`` says why nothing may be drained at all (a kill switch).
+    ``history`` are all drain intents ever recorded; ``stopped`` says why nothing may be drained at all (a kill switch,
+    a pause, a budget that is tripped). Drains before ``since``, when a person reset the budgets, do not count for the
+    hour.
     """
     granted: list[Intent] = []
     refused: list[Refusal] = []
+    trips: list[Trip] = []
     known = {intent.key for intent in history}
     for proposal in proposals:
         if proposal.key in known:
             continue
-        reason = stopped or _refusal(proposal, [*history, *granted], slurm, budget, now)
-        if reason:
+        if reason := _refusal(proposal, slurm, budget) or stopped:
             refused.append(Refusal(intent=proposal, reason=reason))
+        elif trip := _budget(proposal, [*history, *granted], slurm, budget, now, since):
+            refused.append(Refusal(intent=proposal, reason=trip.reason))
+            trips += [trip] if trip.budget in FLEET_BUDGETS else []
         else:
             granted.append(proposal)
-    return Admission(granted=tuple(granted), refused=tuple(refused))
+    return Admission(granted=tuple(granted), refused=tuple(refused), trips=tuple({t.budget: t for t in trips}.values()))
 
 
-def _refusal(proposal: Intent, history: Sequence[Intent], slurm: SlurmView, budget: DrainSettings, now: float) -> str:
+def _refusal(proposal: Intent, slurm: SlurmView, budget: DrainSettings) -> str:
     if not budget.enabled:
         return "draining is switched off (drain.enabled = false)"
     nodes = slurm.nodes
@@ -66,25 +85,31 @@ def _refusal(proposal: Intent, history: Sequence[Intent], slurm: SlurmView, budg
     node = nodes.get(str(proposal.args["node"]))
     if node is None:
         return "Slurm does not know the node"
-    if drain_refusal(node):
-        return f"{drain_refusal(node)}; left as it is"
-    return _budget(proposal, history, nodes.values(), budget, now)
+    return f"{drain_refusal(node)}; left as it is" if drain_refusal(node) else ""
 
 
-def _budget(proposal: Intent, history: Sequence[Intent], nodes: object, budget: DrainSettings, now: float) -> str:
+def _budget(
+    proposal: Intent, history: Sequence[Intent], slurm: SlurmView, budget: DrainSettings, now: float, since: float
+) -> Trip | None:
     drains = [i for i in history if i.kind == IntentKind.DRAIN and i.state in (IntentState.PENDING, IntentState.DONE)]
-    recent = sum(1 for i in drains if now - i.created_at < 3600)
+    # What a person drained by hand speaks of no storm.
+    recent = sum(1 for i in drains if i.created_at > max(since, now - 3600) and i.args.get("check") != MANUAL)
     if recent >= budget.per_hour:
-        return f"{recent} nodes were drained within the hour (drain.per_hour = {budget.per_hour})"
+        return Trip(
+            budget="per_hour",
+            reason=f"{recent} nodes were drained within the hour (drain.per_hour = {budget.per_hour})",
+        )
     same = sum(1 for i in drains if i.incident_id == proposal.incident_id)
     if proposal.incident_id is not None and same >= budget.per_incident:
-        return f"{same} nodes were drained for this incident (drain.per_incident = {budget.per_incident})"
-    fleet: list[SlurmNode] = list(nodes)  # type: ignore[call-overload]
+        return Trip(
+            budget="per_incident",
+            reason=f"{same} nodes were drained for this incident (drain.per_incident = {budget.per_incident})",
+        )
+    fleet = list((slurm.nodes or {}).values())
     ours = {str(i.args["node"]) for i in drains if now - i.created_at < 7 * 86400}
     still = sum(1 for n in fleet if n.name in ours and n.status.drain)
     ceiling = max(1, int(budget.max_fraction * len(fleet)))
     if still >= ceiling:
-        return (
-            f"{still} nodes are drained by transom (drain.max_fraction = {budget.max_fraction} of {len(fleet)} nodes)"
-        )
-    return ""
+        limit = f"drain.max_fraction = {budget.max_fraction} of {len(fleet)} nodes"
+        return Trip(budget="max_fraction", reason=f"{still} nodes are drained by transom ({limit})")
+    return None

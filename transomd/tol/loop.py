@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from transom_sql.records import Event, Intent, Job
+from transom_sql.records import Event, Intent, Job, Switch
 from transom_sql.store import Change, Conflict, Store
 
 from transomd.api.wire import Directive, LauncherReport
+from transomd.log import about
 from transomd.settings import Settings
 from transomd.spec import JobSpec
 from transomd.tol.act import Actor, Outcome
@@ -23,7 +25,18 @@ from transomd.tol.decide import decide
 from transomd.tol.directive import directive
 from transomd.tol.drains import CONFIRM_WITHIN_S, propose_drains
 from transomd.tol.observe import Observer
+from transomd.tol.switches import (
+    PAUSE,
+    counted_since,
+    goes_on_while_paused,
+    held_directive,
+    pause_sentence,
+    trip_sentence,
+    tripped,
+    withheld,
+)
 from transomd.tol.view import Decision, JobView, Want, World
+from transomd.tol.watchers import Watcher
 from transomd.words import IntentKind, IntentState, JobState
 
 log = logging.getLogger("transom.loop")
@@ -38,7 +51,13 @@ class Operator:
     """Owns every job. All changes of jobs go through here, one after another."""
 
     def __init__(
-        self, store: Store, observer: Observer, actor: Actor, settings: Settings, clock: Callable[[], float]
+        self,
+        store: Store,
+        observer: Observer,
+        actor: Actor,
+        settings: Settings,
+        clock: Callable[[], float],
+        watcher: Watcher | None = None,
     ) -> None:
         self._store = store
         self._observer = observer
@@ -52,12 +71,21 @@ class Operator:
         self._wakes: dict[int, float] = {}
         self._acting: dict[str, asyncio.Task[None]] = {}
         self._refusals: dict[str, str] = {}
+        self._switches: dict[str, Switch] = {}
+        self._withheld: dict[int, str] = {}
+        self._watcher = watcher or Watcher()
         self._wake = asyncio.Event()
         self._wake_at = 0.0
 
     async def db(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run one store call on the store's thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: call(*args, **kwargs))
+        began, ok = time.monotonic(), False
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: call(*args, **kwargs))
+            ok = True
+        finally:
+            self._watcher.stored(time.monotonic() - began, ok)
+        return answer
 
     @property
     def store(self) -> Store:
@@ -67,6 +95,28 @@ class Operator:
     def world(self) -> World:
         """Return the newest snapshot."""
         return self._observer.world()
+
+    @property
+    def paused(self) -> str:
+        """Who stopped every act, and why; empty when they go on."""
+        return pause_sentence(self._switches.get(PAUSE))
+
+    @property
+    def switches(self) -> Mapping[str, Switch]:
+        """Everything that was ever stopped, by name."""
+        return self._switches
+
+    def withheld(self, job_id: int) -> str:
+        """Say what would be done about a job if transom were not paused; empty where nothing would."""
+        return self._withheld.get(job_id, "")
+
+    def views(self) -> Mapping[int, JobView]:
+        """Return every active job."""
+        return self._views
+
+    def acting(self) -> list[str]:
+        """Return the keys of the acts that are being carried out."""
+        return sorted(self._acting)
 
     def view(self, job_id: int) -> JobView | None:
         """Return what is known about an active job."""
@@ -81,21 +131,25 @@ class Operator:
         self._wake.set()
 
     async def start(self) -> None:
-        """Read every job that is not over: what a daemon that was killed left behind."""
+        """Read every job that is not over, and every switch: what a daemon that was killed left behind."""
+        self._switches = {switch.name: switch for switch in await self.db(self._store.switches)}
         for job in await self.db(self._store.jobs, states=ACTIVE, limit=1_000_000):
             await self._load(job.id)
 
     async def run(self) -> None:
         """Cycle until cancelled; a cycle that fails is logged and tried again."""
         while True:
+            began, failed = time.monotonic(), None
             try:
                 sentence = await self.cycle()
                 log.debug("%s", sentence)
-            except Exception:
+            except Exception as error:
+                failed = error
                 log.exception("the cycle failed; the next one tries again")
-            await self._pause()
+            self._watcher.cycled(time.monotonic() - began, failed)
+            await self._rest()
 
-    async def _pause(self) -> None:
+    async def _rest(self) -> None:
         until = min(self._settings.daemon.cycle_s, max(0.05, self._wake_at - self._clock()) if self._wake_at else 1e9)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wake.wait(), until)
@@ -105,6 +159,7 @@ class Operator:
     async def cycle(self) -> str:
         """Do one cycle and return a sentence that says what it did."""
         await self._observer.look([v.attempt for v in self._views.values() if v.attempts])
+        self._watcher.looked(self._observer.world().slurm, self._clock())
         written = 0
         async with self._lock:
             for job_id in list(self._views):
@@ -119,7 +174,8 @@ class Operator:
     async def _settle(self, job_id: int) -> int:
         """Decide about one job. A fault in a rule is logged and keeps no other job from its turn."""
         try:
-            return await self._decide(job_id)
+            with about(job=job_id):
+                return await self._decide(job_id)
         except Exception:
             log.exception("job %d: no decision could be made or recorded; the next cycle tries again", job_id)
             return 0
@@ -134,7 +190,8 @@ class Operator:
             decision = decide(view, self._observer.world(), self._settings, now)
             self._wants[job_id] = decision.wants
             self._wakes[job_id] = decision.wake_at or 0.0
-            if not decision.writes(view):
+            self._withheld[job_id] = withheld(view, decision) if self.paused else ""
+            if self._withheld[job_id] or not decision.writes(view):
                 return step
             await self._record(view, decision, now)
         log.error("job %d: %d decisions in a row; left for the next cycle", job_id, MAX_STEPS)
@@ -164,6 +221,8 @@ class Operator:
             await self.db(self._store.commit, change)
         except Conflict:
             log.info("job %d changed meanwhile; deciding again", view.job.id)
+        else:
+            self._watcher.recorded(view, decision, now)
         await self._load(view.job.id)
 
     async def _load(self, job_id: int) -> None:
@@ -174,6 +233,7 @@ class Operator:
             self._views.pop(job_id, None)
             self._wants.pop(job_id, None)
             self._wakes.pop(job_id, None)
+            self._withheld.pop(job_id, None)
             return
         report_at = old.report_at if old else self._clock()
         self._views[job_id] = replace(view, report=old.report if old else None, report_at=report_at)
@@ -204,8 +264,11 @@ class Operator:
         world = self._observer.world()
         history = [i for i in await self.db(self._store.intents) if i.kind == IntentKind.DRAIN]
         proposals = propose_drains(recent, world.slurm, self._settings, now)
-        stopped = self._actor.kill_switch()
-        verdict = admit_drains(proposals, history, world.slurm, self._settings.drain, now, stopped=stopped)
+        stopped = self.paused or self._actor.kill_switch() or trip_sentence(self._switches)
+        since = counted_since(self._switches)
+        verdict = admit_drains(proposals, history, world.slurm, self._settings.drain, now, stopped=stopped, since=since)
+        for trip in verdict.trips:
+            await self._switch(tripped(trip.budget, trip.reason, now), f"drain.{trip.budget} is tripped: {trip.reason}")
         told = [r for r in verdict.refused if self._refusals.get(r.intent.key) != r.reason]
         self._refusals.update({r.intent.key: r.reason for r in told})
         events = [
@@ -220,6 +283,7 @@ class Operator:
         ]
         if verdict.granted or events:
             await self.db(self._store.commit, Change(intents=verdict.granted, events=events))
+            self._watcher.admitted(replace(verdict, refused=tuple(told)), now)
         return len(verdict.granted)
 
     async def _start_acts(self) -> int:
@@ -227,6 +291,8 @@ class Operator:
         begun = 0
         for intent in await self.db(self._store.intents, states=[IntentState.PENDING.value]):
             if intent.key in self._acting or intent.not_before > now:
+                continue
+            if self.paused and not goes_on_while_paused(intent, self._views.get(intent.job_id or 0)):
                 continue
             task = asyncio.create_task(self._act(intent), name=intent.key)
             self._acting[intent.key] = task
@@ -236,8 +302,9 @@ class Operator:
     async def _act(self, intent: Intent) -> None:
         try:
             view = self._views.get(intent.job_id or 0)
-            log.info("acting: %s", intent.key)
-            outcome = await self._actor.perform(intent, view)
+            with about(job=intent.job_id, node=intent.args.get("node"), intent=intent.key):
+                log.info("acting: %s", intent.key)
+                outcome = await self._actor.perform(intent, view)
             async with self._lock:
                 await self._finish(intent, outcome)
         except Exception:
@@ -248,6 +315,7 @@ class Operator:
 
     async def _finish(self, intent: Intent, outcome: Outcome) -> None:
         now = self._clock()
+        self._watcher.acted(intent, outcome, now)
         if outcome.again_s is not None:
             await self.db(self._store.retry_intent, intent.key, now + outcome.again_s, outcome.data)
         else:
@@ -298,7 +366,8 @@ class Operator:
         if view is None or digest != view.job.token_sha256:
             raise PermissionError(f"job {report.job_id}: no such job, or not its token")
         now = self._clock()
-        answer = directive(view, report, self._settings, now)
+        self._watcher.reported(report)
+        answer = self._directive(view, report, now)
         if answer.gate == "refuse" or report.job_id not in self._views:
             return answer
         async with self._lock:
@@ -308,7 +377,44 @@ class Operator:
             view = self._views.get(report.job_id) or await self.db(self.read, report.job_id)
         self.wake()
         assert view is not None
-        return directive(view, report, self._settings, self._clock())
+        return self._directive(view, report, self._clock())
+
+    def _directive(self, view: JobView, report: LauncherReport, now: float) -> Directive:
+        answer = directive(view, report, self._settings, now)
+        return held_directive(answer, report, view, self.paused, now) if self.paused else answer
+
+    async def pause(self, who: str, reason: str) -> None:
+        """Stop every act of transom's own at once; what has begun already ends by itself. Survives a restart."""
+        now = self._clock()
+        async with self._lock:
+            said = f"{who} paused transom" + (f": {reason}" if reason else "")
+            await self._switch(Switch(name=PAUSE, changed_at=now, since=now, who=who, reason=reason), said)
+        self.wake()
+
+    async def resume_actions(self, who: str) -> list[Switch]:
+        """Let acts go on: end the pause and reset every tripped budget. Return the switches that were set."""
+        now = self._clock()
+        async with self._lock:
+            were = [switch for switch in self._switches.values() if switch.since is not None]
+            for switch in were:
+                said = f"{who} resumed what {switch.name} had stopped ({switch.who}: {switch.reason})"
+                await self._switch(replace(switch, changed_at=now, since=None, who=who, reason="resumed"), said)
+            self._refusals.clear()
+        self.wake()
+        return were
+
+    async def _switch(self, switch: Switch, said: str) -> None:
+        kind = "resumed" if switch.since is None else "paused" if switch.name == PAUSE else "budget-tripped"
+        log.warning("%s", said)
+        event = Event(at=switch.changed_at, kind=kind, message=said)
+        await self.db(self._store.commit, Change(switches=[switch], events=[event]))
+        self._switches[switch.name] = switch
+        self._watcher.switched(switch, switch.changed_at)
+
+    def use(self, settings: Settings) -> None:
+        """Go on with other settings."""
+        self._settings = settings
+        self.wake()
 
     async def act_now(self, intent: Intent) -> Intent:
         """Record an act that a person asked for, carry it out, and return it with its outcome."""

@@ -37,6 +37,10 @@ class Hands:
         self._clock = clock
         self._daemon_url = daemon_url
 
+    def use(self, settings: Settings) -> None:
+        """Go on with other settings."""
+        self._settings = settings
+
     def plan(self, job: Job, spec: JobSpec) -> SubmitRequest:
         """Return the sbatch call that a submission would make; job and attempt numbers are not yet given."""
         attempt = Attempt(job_id=0, number=1, tag=f"{job.name}.tr-{job.token_sha256[:8]}-1", created_at=self._clock())

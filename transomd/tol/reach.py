@@ -65,6 +65,11 @@ class Reach:
         self._pool = SshPool(ssh_settings(settings))
         self._profile = profile_of(settings)
 
+    def use(self, settings: Settings) -> None:
+        """Go on with other settings; how nodes are reached stays as it is."""
+        self._settings = settings
+        self._profile = profile_of(settings)
+
     async def probe(self, nodes: Iterable[str], view: JobView, told: Callable[[NodeReport], None]) -> None:
         """Probe nodes of a job's allocation; every node gets a report, unknown if it cannot be looked at."""
         profile = _without(self._profile, view.spec.health.skip)
