@@ -46,7 +46,7 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One JSON object a line: ``at`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, and what the record is about."""
+    """One JSON object a line: ``at`` (RFC 3339, UTC), ``level``, ``logger``, what it is about, ``message``, ``error``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -63,7 +63,7 @@ class Json(logging.Formatter):
         return json.dumps(told, default=str)
 
 
-class Queue(logging.handlers.QueueHandler):
+class Inbox(logging.handlers.QueueHandler):
     """Puts records into the queue, with their context; counts those that do not fit."""
 
     queue: queue.Queue[logging.LogRecord]
@@ -91,7 +91,7 @@ class Queue(logging.handlers.QueueHandler):
 class Writer(threading.Thread):
     """Writes what is queued. It alone waits for the target."""
 
-    def __init__(self, handler: Queue, target: TextIO) -> None:
+    def __init__(self, handler: Inbox, target: TextIO) -> None:
         super().__init__(name="log", daemon=True)
         self._handler = handler
         self._target = target
@@ -109,9 +109,8 @@ class Writer(threading.Thread):
             missing = self._handler.lost - self._told
             if missing:
                 self._told += missing
-                lost = logging.LogRecord(
-                    "transom.log", logging.WARNING, "", 0, "%d records were lost", (missing,), None
-                )
+                said = f"{missing} records were lost: what takes the log is slow, or stood still"
+                lost = logging.LogRecord("transom.log", logging.WARNING, "", 0, said, (), None)
                 self._target.write(self._handler.format(lost) + "\n")
             self._target.write(line + "\n")
             self._target.flush()
@@ -123,9 +122,9 @@ class Writer(threading.Thread):
             time.sleep(0.01)
 
 
-def set_up(level: str = "INFO", form: str = "text", target: TextIO | None = None) -> Queue:
-    """Send every record of ``level`` and above to standard error as ``text`` or ``json``; libraries' from WARNING on."""
-    handler = Queue(queue.Queue(QUEUE), Json() if form == "json" else Text())
+def set_up(level: str = "INFO", form: str = "text", target: TextIO | None = None) -> Inbox:
+    """Send records of ``level`` and above to standard error, as ``text`` or ``json``; libraries' from WARNING on."""
+    handler = Inbox(queue.Queue(QUEUE), Json() if form == "json" else Text())
     writer = Writer(handler, target or sys.stderr)
     writer.start()
     atexit.register(writer.say_goodbye)

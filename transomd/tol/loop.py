@@ -174,7 +174,8 @@ class Operator:
     async def _settle(self, job_id: int) -> int:
         """Decide about one job. A fault in a rule is logged and keeps no other job from its turn."""
         try:
-            with about(job=job_id):
+            view = self._views.get(job_id)
+            with about(job=job_id, attempt=view.job.attempt if view else None):
                 return await self._decide(job_id)
         except Exception:
             log.exception("job %d: no decision could be made or recorded; the next cycle tries again", job_id)

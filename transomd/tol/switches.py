@@ -88,7 +88,7 @@ def _orders(known: Mapping[str, object], attempt: Attempt) -> Iterable[str]:
 
 
 def held_directive(answer: Directive, report: LauncherReport, view: JobView, why: str, now: float) -> Directive:
-    """Return what a launcher is told while transom is paused: what runs goes on, nothing is started, ended or granted."""
+    """Say what a launcher is told while transom is paused: what runs goes on; nothing is started, ended or granted."""
     if view.job.cancel_requested_by or answer.gate == "refuse" or report.phase == LauncherPhase.DONE:
         return answer
     started = {launch.epoch for launch in report.launches}

@@ -16,7 +16,7 @@ log = logging.getLogger("transom.watchers")
 
 
 class Watcher:
-    """Told of everything, after it is recorded; does nothing about it. A subclass takes what it wants. Must not block."""
+    """Told of everything, after it is recorded; does nothing. A subclass takes what it wants, and must not block."""
 
     def recorded(self, view: JobView, decision: Decision, now: float) -> None:
         """A decision about a job, which was as ``view`` before, is recorded."""
