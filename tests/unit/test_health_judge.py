@@ -55,7 +55,7 @@ def facts(gpus: int = 8) -> Facts:
 
 def event(code: int, kind: str = "xid", severity: str = "", last: float = 500.0, text: str = "") -> Facts:
     text = text or f"NVRM: Xid (PCI:0000:3b:00): {code}, words"
-    times = {"count": 1, "first": last, "last": last}
+    times = {"count": 1, "first": last, "last": last, "sources": ["dmesg"]}
     return {"kind": kind, "code": code, "pci": "0000:3b:00", "severity": severity, "text": text, **times}
 
 

@@ -18,6 +18,9 @@ _DRIVER = {
 }
 """Driver messages without an Xid that mean that a GPU is gone, and their signatures."""
 
+RING_BUFFER = "dmesg"
+"""The one source that only the kernel writes. Any user can write to a log, in the kernel's name, through syslog."""
+
 
 def fatal(facts: Mapping[str, Any], cleared_at: float) -> CheckResult:
     """No fatal Xid, fatal SXid or driver message since boot, within the window, and since cleared."""
@@ -36,10 +39,11 @@ def _judge(check: str, facts: Mapping[str, Any], cleared_at: float, sign: Callab
     bad = [(event, sign(event)) for event in events if sign(event)]
     if not bad:
         return CheckResult(check=check, outcome=Outcome.FIT, value=_seen(events), limit="none")
-    first, signature = min(bad, key=lambda pair: float(pair[0]["first"]))
+    sure = [pair for pair in bad if RING_BUFFER in pair[0].get("sources", ())]
+    first, signature = min(sure or bad, key=lambda pair: float(pair[0]["first"]))
     return CheckResult(
         check=check,
-        outcome=Outcome.UNFIT,
+        outcome=Outcome.UNFIT if sure else Outcome.UNKNOWN,
         value=_seen([event for event, _ in bad]),
         limit="none",
         evidence=str(first["text"]),

@@ -233,7 +233,7 @@ def ring_buffer() -> List[str]:
     for argv in (["dmesg", "--time-format=iso"], ["dmesg"]):
         code, text = command(argv)
         if code == 0:
-            return text.splitlines()
+            return text.split("\n")  # splitlines knows ends of lines that the kernel does not
     raise PartError(text.strip()[:TEXT_LIMIT])
 
 
@@ -259,12 +259,16 @@ def group(lines: List[str], tagged: bool, since: float, now: float, boot: float)
 
 
 def merge(events: Dict[Tuple[str, ...], Json], groups: Dict[Tuple[str, ...], Json], source: str) -> None:
-    """Join what two sources say of the same events; the fuller count holds."""
+    """Join what two sources say of the same events; the fuller count holds, and the ring buffer's times.
+
+    Where users can write to a log (``logger``), its lines must not make an old event of the kernel's a new one.
+    """
     for key, found in groups.items():
         event = events.setdefault(key, dict(found, sources=[]))
-        event["sources"].append(source)
         event["count"] = max(event["count"], found["count"])
-        event["first"], event["last"] = min(event["first"], found["first"]), max(event["last"], found["last"])
+        if "dmesg" not in event["sources"]:
+            event["first"], event["last"] = min(event["first"], found["first"]), max(event["last"], found["last"])
+        event["sources"].append(source)
 
 
 def interesting(line: str) -> bool:
@@ -313,8 +317,9 @@ def classify(line: str, tagged: bool) -> Optional[Json]:
         line = found.group(1)
     ring = RING.match(line)
     text = ring.group(2) if ring else line
+    # At the start only: users can have the kernel quote them (a mount's options), but not begin its lines.
     for kind, pattern in (("xid", XID), ("sxid", SXID)):
-        found = pattern.search(text)
+        found = pattern.match(text)
         if found:
             severity = SEVERITY.search(found.group("rest"))
             word = severity.group(1).lower().replace("-", "") if severity else ""
@@ -326,7 +331,7 @@ def classify(line: str, tagged: bool) -> Optional[Json]:
                 "text": text,
             }
     for kind, pattern in PATTERNS:
-        if pattern.search(text):
+        if pattern.match(text) if kind == "nvrm" else pattern.search(text):
             return {"kind": kind, "code": 0, "pci": "", "severity": "", "text": text}
     return None
 
