@@ -87,7 +87,7 @@ class Actor:
         if kind is IntentKind.UNDRAIN:
             return await self._undrain(intent)
         if kind is IntentKind.CANCEL:
-            return await self._cancel(intent)
+            return await self._cancel(intent, view)
         if view is None:
             return _failed("its job is not known")
         if kind is IntentKind.SUBMIT:
@@ -101,7 +101,8 @@ class Actor:
 
     async def _submit(self, intent: Intent, view: JobView) -> Outcome:
         tag = str(intent.args["tag"])
-        found = await self._slurm.find(tag)
+        # Anybody may give a job this name; what another user submitted is never ours.
+        found = [job for job in await self._slurm.find(tag) if job.user == view.job.user]
         if found:
             newest = max(found, key=lambda job: job.job_id)
             return _submitted(newest.job_id, newest.submit_time)
@@ -111,10 +112,11 @@ class Actor:
         except (SlurmRejected, SlurmDenied) as error:
             return _failed(error.cause, error.hint)
 
-    async def _cancel(self, intent: Intent) -> Outcome:
+    async def _cancel(self, intent: Intent, view: JobView | None) -> Outcome:
         job_id = int(intent.args["slurm_job_id"])
         job = (await self._slurm.jobs()).get(job_id)
-        if job is None or job.name != intent.args["tag"] or job.status.terminal:
+        other = job is not None and view is not None and job.user != view.job.user
+        if job is None or other or job.name != intent.args["tag"] or job.status.terminal:
             return Outcome(state=IntentState.DONE, data={"said": "it was over already"})
         await self._slurm.cancel(job_id)
         return Outcome(state=IntentState.DONE, data={"said": f"scancel {job_id}"})

@@ -50,8 +50,7 @@ def _decide(view: JobView, world: World, settings: Settings, now: float) -> Deci
 
 
 def _first_attempt(view: JobView, now: float) -> Decision:
-    tag = f"{view.job.name}.tr-{view.job.token_sha256[:8]}-1"
-    attempt = Attempt(job_id=view.job.id, number=1, tag=tag, created_at=now)
+    attempt = Attempt(job_id=view.job.id, number=1, tag=facts.first_tag(view.job), created_at=now)
     return stay(
         view,
         "submitting to Slurm",

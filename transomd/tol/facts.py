@@ -8,7 +8,7 @@ from typing import Any
 
 from transom_slurm.nodesets import fold
 from transom_slurm.types import SlurmJob
-from transom_sql.records import Attempt, Event, Incident, Launch
+from transom_sql.records import Attempt, Event, Incident, Job, Launch
 
 from transomd.api.wire import LauncherReport, LaunchReport
 from transomd.health.types import NodeReport
@@ -20,6 +20,11 @@ from transomd.words import JobState, LauncherPhase
 
 ABSENT_GRACE_S = 60.0
 """How long Slurm must keep saying that it does not know a job before that is believed (a controller that restarts)."""
+
+
+def first_tag(job: Job) -> str:
+    """Return the name of a job's first Slurm job. The id keeps tags apart that users could make alike."""
+    return f"{job.name}.tr-{job.id}-{job.token_sha256[:8]}-1"
 
 
 def submit_key(attempt: Attempt) -> str:

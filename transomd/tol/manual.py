@@ -16,6 +16,7 @@ from transomd.api.views import owned
 from transomd.errors import UnreachableError
 from transomd.settings import Settings
 from transomd.spec import JobSpec
+from transomd.tol.facts import first_tag
 from transomd.tol.loop import Operator
 from transomd.tol.submission import submit_request
 from transomd.words import IntentKind, IntentState
@@ -43,7 +44,7 @@ class Hands:
 
     def plan(self, job: Job, spec: JobSpec) -> SubmitRequest:
         """Return the sbatch call that a submission would make; job and attempt numbers are not yet given."""
-        attempt = Attempt(job_id=0, number=1, tag=f"{job.name}.tr-{job.token_sha256[:8]}-1", created_at=self._clock())
+        attempt = Attempt(job_id=0, number=1, tag=first_tag(job), created_at=self._clock())
         return submit_request(job, spec, attempt, self._daemon_url, self._settings, None)
 
     async def drain(self, names: Iterable[str], reason: str, *, dry_run: bool) -> list[Result]:
