@@ -149,6 +149,11 @@ class Site:
         nodes = self.client.get("/v1/nodes")["nodes"]
         return {n["name"] for n in nodes if "DRAIN" in n["state"]}
 
+    def slurm_ids(self, job: int) -> list[int]:
+        """Return the ids of all Slurm jobs that slurmctld knows as attempts of a job, also those that it ended."""
+        told = self.sandbox.run(["squeue", "-h", "-t", "all", "-o", "%i %k"]).stdout.splitlines()
+        return sorted(int(line.split()[0]) for line in told if line.split()[1].startswith(f"transom:{job}:"))
+
     def wait_event(self, job: int, kind: str, within_s: float = 60) -> None:
         """Wait until the job's history has an event of a kind."""
         self.wait(
@@ -169,8 +174,7 @@ def check_end(site: Site, job: int, *, drained: set[str], attempts: int = 1) -> 
     detail = site.detail(job)
     assert len(detail["attempts"]) == attempts
     ids = [a["slurm_job_id"] for a in detail["attempts"]]
-    told = site.sandbox.run(["squeue", "-h", "-t", "all", "-o", "%i"]).stdout.split()
-    assert sorted(int(i) for i in told) == sorted(ids)
+    assert site.slurm_ids(job) == sorted(ids)
     epochs = [x["epoch"] for x in detail["launches"]]
     assert epochs == sorted(set(epochs))
     return detail

@@ -1,79 +1,160 @@
 """A stand-in for a training program, in the standard library: starts in 0.1 s, so that many failures can be tried.
 
-Ranks meet at rank 0 before every step, as in a collective; when a peer is gone they wait for ever, as NCCL does. Rank 0
-writes the step to the checkpoint folder every few steps, and every start goes on from there. ``--raise-at N`` raises an
-exception on every rank at step N.
+Ranks meet at rank 0 before every step, as in a collective; when a peer is gone they wait for ever, as NCCL does. Every
+rank has a state, which each step mixes with all ranks' states; their sum is the step's "loss", printed exactly (as a
+hexadecimal float) by every rank. Rank 0 writes all states to the checkpoint folder every few steps, and every start
+goes on from there, so that a run with failures prints the very losses of a run without (:func:`losses`).
+``--raise-at N`` raises an exception on every rank at step N.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import socket
+import struct
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-ADDRESS = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-EPOCH = int(os.environ["TRANSOM_EPOCH"])
-STATE = Path(os.environ["TRANSOM_CHECKPOINT_DIR"]) / "ring-step"
+SAVE_EVERY = 5
 
 
-def hear(peer: socket.socket) -> None:
-    if not peer.recv(1):
-        time.sleep(10_000)  # a peer is gone: the collective never ends
+def first_states(world: int) -> list[int]:
+    """The states before the first step."""
+    return [_mix(rank, 0, 0.0) for rank in range(world)]
+
+
+def loss_of(states: Sequence[int]) -> float:
+    """What all states say together; the order of the sum is fixed."""
+    total = 0.0
+    for state in states:
+        total += state / 2.0**64
+    return total
+
+
+def _mix(state: int, step: int, loss: float) -> int:
+    data = struct.pack("<QQd", state, step, loss)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def losses(world: int, steps: int) -> dict[int, str]:
+    """The loss of every step of a run without failures."""
+    states, found = first_states(world), {}
+    for step in range(1, steps + 1):
+        loss = loss_of(states)
+        found[step] = loss.hex()
+        states = [_mix(state, step, loss) for state in states]
+    return found
+
+
+class Store:
+    """The checkpoint folder: one file a step, complete or not there, and none by a launch that was replaced."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        self.folder = folder
+        self.epoch = epoch
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest checkpoint."""
+        found = sorted(self.folder.glob("ring-*.json"))
+        return dict(json.loads(found[-1].read_text())) if found else None
+
+    def save(self, step: int, states: Sequence[int]) -> None:
+        """Write one checkpoint durably. An OSError is the program's to die of."""
+        temporary = self.folder / f".ring-{step:08d}.{self.epoch}"
+        with temporary.open("w") as file:
+            json.dump({"step": step, "states": list(states)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.folder / f"ring-{step:08d}.json")
 
 
 class Ring:
-    def __init__(self) -> None:
-        self.peers = self._accept() if RANK == 0 else [self._dial()]
+    """The collective: every rank's state goes to rank 0, and all states come back."""
 
-    def _accept(self) -> list[socket.socket]:
-        with socket.create_server(("", ADDRESS[1]), backlog=WORLD) as server:
-            return [server.accept()[0] for _ in range(WORLD - 1)]
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+        self.address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        self.peers = self._accept() if rank == 0 else {0: self._dial()}
+
+    def _accept(self) -> dict[int, socket.socket]:
+        peers = {}
+        with socket.create_server(("", self.address[1]), backlog=self.world) as server:
+            while len(peers) < self.world - 1:
+                peer = server.accept()[0]
+                peers[struct.unpack("<Q", self._hear(peer, 8))[0]] = peer
+        return peers
 
     def _dial(self) -> socket.socket:
         while True:
             try:
-                return socket.create_connection(ADDRESS, timeout=None)
+                sock = socket.create_connection(self.address, timeout=None)
+                sock.sendall(struct.pack("<Q", self.rank))
+                return sock
             except OSError:
                 time.sleep(0.05)
 
-    def meet(self) -> None:
-        if RANK == 0:
-            for peer in self.peers:
-                hear(peer)
-        for peer in self.peers:
-            peer.sendall(b"s")
-        if RANK != 0:
-            hear(self.peers[0])
+    def meet(self, state: int) -> list[int]:
+        """Return every rank's state."""
+        form = struct.Struct(f"<{self.world}Q")
+        if self.rank != 0:
+            self.peers[0].sendall(struct.pack("<Q", state))
+            return list(form.unpack(self._hear(self.peers[0], form.size)))
+        heard = {rank: struct.unpack("<Q", self._hear(peer, 8))[0] for rank, peer in self.peers.items()}
+        states = [state, *(heard[rank] for rank in range(1, self.world))]
+        for peer in self.peers.values():
+            peer.sendall(form.pack(*states))
+        return states
 
-
-def save(step: int) -> None:
-    STATE.parent.mkdir(parents=True, exist_ok=True)
-    temporary = STATE.with_suffix(f".{EPOCH}")
-    temporary.write_text(str(step))
-    os.replace(temporary, STATE)
+    @staticmethod
+    def _hear(peer: socket.socket, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = peer.recv(size - len(data))
+            if not more:
+                time.sleep(10_000)  # a peer is gone: the collective never ends
+            data += more
+        return data
 
 
 def main() -> int:
+    """Run one rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--step-time", type=float, default=0.2)
     parser.add_argument("--raise-at", type=int)
     options = parser.parse_args()
-    start = int(STATE.read_text()) if STATE.exists() else 0
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = Store(Path(os.environ["TRANSOM_CHECKPOINT_DIR"]), int(os.environ["TRANSOM_EPOCH"]))
+    ring = Ring(rank, world)
+    # Rank 0 says what all go on from: the folder may change while ranks start one after another.
+    kept = store.newest() if rank == 0 else None
+    start = ring.meet((kept["step"] if kept else 0) if rank == 0 else 0)[0]
+    states = (
+        first_states(world)
+        if start == 0
+        else json.loads((store.folder / f"ring-{start:08d}.json").read_text())["states"]
+    )
     print(f"going on after {start} steps", flush=True)
-    ring = Ring()
+    state = states[rank]
     for step in range(start + 1, options.steps + 1):
         time.sleep(options.step_time)
         if step == options.raise_at:
-            raise ValueError(f"tensor of rank {RANK} has the wrong shape")
-        ring.meet()
-        print(f"step {step}", flush=True)
-        if RANK == 0 and step % 5 == 0:
-            save(step)
+            raise ValueError(f"tensor of rank {rank} has the wrong shape")
+        loss = loss_of(ring.meet(state))
+        state = _mix(state, step, loss)
+        print(f"step {step} loss {loss.hex()}", flush=True)
+        if step % SAVE_EVERY == 0:
+            states = ring.meet(state)
+            if rank == 0:
+                store.save(step, states)
+                print(f"saved {step}", flush=True)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from health_python import interpreter
-from transom_slurm.sandbox import Sandbox, faults, processes
+from transom_slurm.sandbox import Sandbox, processes, targets
 from transom_slurm.sandbox.waiting import until
 
 from transomd.health.collective import MARK
@@ -90,7 +90,7 @@ def test_what_the_gpus_say(sandbox: Sandbox) -> None:
 
 
 def named(sandbox: Sandbox, node: str, name: str) -> list[int]:
-    return sorted(pid for pid in faults.node_pids(sandbox.spec, node) if processes.name(pid) == name)
+    return sorted(pid for pid in targets.node_pids(sandbox.spec, node) if processes.name(pid) == name)
 
 
 def test_fence_a_job_whose_slurmd_is_dead(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_all_reduce_with_a_node_cut_off_names_nobody(sandbox: Sandbox) -> None:
     found = hub(sandbox, "reduce", ["n1", "n2", "n3"], options=options, connect_timeout=2.0)
     assert found["outcome"] == "unknown"
     assert found["bus_gbps"] is None
-    assert not [pid for node in ("n1", "n2") for pid in faults.node_pids(sandbox.spec, node) if is_rank(pid)]
+    assert not [pid for node in ("n1", "n2") for pid in targets.node_pids(sandbox.spec, node) if is_rank(pid)]
 
 
 def is_rank(pid: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transom_slurm.sandbox import Sandbox, SandboxError, faults, processes
+from transom_slurm.sandbox import Sandbox, SandboxError, processes, targets
 from transom_slurm.sandbox.errors import SandboxMissing, SandboxUsage
 from transom_slurm.sandbox.waiting import until
 
@@ -46,7 +46,7 @@ def _program(cluster: Sandbox, directory: Path) -> str:
 
 
 def _named(cluster: Sandbox, node: str, name: str) -> list[int]:
-    return sorted(pid for pid in faults.node_pids(cluster.spec, node) if processes.name(pid) == name)
+    return sorted(pid for pid in targets.node_pids(cluster.spec, node) if processes.name(pid) == name)
 
 
 def _ssh(cluster: Sandbox, node: str) -> int:
@@ -61,7 +61,7 @@ def _boot_id(cluster: Sandbox, node: str) -> str:
 def test_power_loss_kills_all_at_once_and_slurm_notices(cluster: Sandbox, tmp_path: Path) -> None:
     before = _boot_id(cluster, "n2")
     _program(cluster, tmp_path)
-    pids = faults.node_pids(cluster.spec, "n2")
+    pids = targets.node_pids(cluster.spec, "n2")
     cluster.fail("n2", "power")
     assert not [pid for pid in pids if processes.state(pid) not in ("", "Z")]
     assert _ssh(cluster, "n2") == 255
@@ -96,18 +96,18 @@ def test_a_cut_cable_leaves_the_program_running(cluster: Sandbox, tmp_path: Path
 def test_a_killed_slurmd_leaves_its_job_running(cluster: Sandbox, tmp_path: Path) -> None:
     _program(cluster, tmp_path)
     cluster.fail("n2", "slurmd-kill")
-    assert not faults.slurmd_pids(cluster.spec, "n2")
+    assert not targets.slurmd_pids(cluster.spec, "n2")
     assert len(_named(cluster, "n2", "sleep")) == 2
     with pytest.raises(SandboxError, match="does not run"):
         cluster.fail("n2", "slurmd-kill")
     assert "slurmd started" in cluster.heal("n2")
-    assert until(lambda: len(faults.slurmd_pids(cluster.spec, "n2")) == 1, 5)
+    assert until(lambda: len(targets.slurmd_pids(cluster.spec, "n2")) == 1, 5)
     assert len(_named(cluster, "n2", "sleep")) == 2
 
 
 def test_a_rank_is_killed_behind_its_shell(cluster: Sandbox, tmp_path: Path) -> None:
     _program(cluster, tmp_path)
-    wanted = faults.find_rank(cluster.spec, "n2")
+    wanted = targets.find_rank(cluster.spec, "n2")
     assert processes.name(wanted) == "sleep"
     assert processes.environment(wanted)["LOCAL_RANK"] == "0"
     cluster.fail("n2", "rank-kill")
@@ -117,7 +117,7 @@ def test_a_rank_is_killed_behind_its_shell(cluster: Sandbox, tmp_path: Path) -> 
 
 def test_a_rank_is_stopped_and_goes_on(cluster: Sandbox, tmp_path: Path) -> None:
     _program(cluster, tmp_path)
-    wanted = faults.find_rank(cluster.spec, "n1")
+    wanted = targets.find_rank(cluster.spec, "n1")
     cluster.fail("n1", "rank-stop")
     assert until(lambda: processes.state(wanted) == "T", 5)
     assert "1 stopped processes continued" in cluster.heal("n1")

@@ -22,10 +22,14 @@ from transom_slurm.sandbox.watch import NodeReport
 from transomd.errors import NotFoundError, RefusedError, TransomError, UsageError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_KINDS = "\n".join(
-    f"  {kind.name + (f':{kind.argument}' if kind.needs_argument else ''):<14} {kind.help}"
-    for kind in faults.KINDS.values()
-)
+
+
+def _kinds(*, hub: bool) -> str:
+    """The kinds of faults of a node, or of the hub, a line each."""
+    words = {
+        k.name + (f":{k.argument}" if k.needs_argument else ""): k.help for k in faults.KINDS.values() if k.hub is hub
+    }
+    return "\n".join(f"  {word:<15} {text}" for word, text in words.items())
 
 
 def _clear_errors(function: _Command) -> _Command:
@@ -192,15 +196,18 @@ def exec_(node: str | None, directory: Path | None, command: tuple[str, ...]) ->
 
 @sandbox.command(
     epilog="\b\nKinds:\n"
-    + _KINDS
+    + _kinds(hub=False)
+    + "\n\n\b\nKinds for NODE `hub`, where slurmctld and transomd run:\n"
+    + _kinds(hub=True)
     + "\n\n\b\nExamples:\n  transom sandbox fail n2 power\n  transom sandbox fail n[3-4] xid:79"
+    + "\n  transom sandbox fail hub ctld-stop"
 )
 @click.argument("nodes", metavar="NODE")
 @click.argument("kind")
 @_directory
 @_clear_errors
 def fail(nodes: str, kind: str, directory: Path | None) -> None:
-    """Inject a fault of KIND into NODE (a hostlist, as n2 or n[2-3])."""
+    """Inject a fault of KIND into NODE (a hostlist, as n2 or n[2-3]; or hub)."""
     found = Sandbox.attach(directory)
     for node in _expand(found, nodes):
         click.echo(f"{node}: {found.fail(node, kind)}")
@@ -211,7 +218,7 @@ def fail(nodes: str, kind: str, directory: Path | None) -> None:
 @_directory
 @_clear_errors
 def heal(nodes: str, directory: Path | None) -> None:
-    """Undo the faults of NODE (a hostlist, as n2 or n[2-3]).
+    """Undo the faults of NODE (a hostlist, as n2 or n[2-3]; or hub).
 
     Power comes back, the cable is mended, slurmd runs, stopped processes go on; GPUs and kernel log are as after a
     reboot. A node that was drained stays drained.
@@ -229,7 +236,7 @@ def _expand(found: Sandbox, text: str) -> tuple[str, ...]:
         names = tuple(expand(text))
     except ValueError as error:
         raise UsageError(f"read the nodes {text}: {error}", hint="write n2, n[2-4] or n1,n3") from error
-    unknown = sorted(set(names) - set(found.nodes))
+    unknown = sorted(set(names) - {*found.nodes, "hub"})
     if unknown:
         raise NotFoundError(
             f"there is no node {', '.join(unknown)}; there are n1 to n{len(found.nodes)}",

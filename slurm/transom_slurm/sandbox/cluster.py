@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_slurm.sandbox import faults, files, gpus, lifecycle, watch
-from transom_slurm.sandbox.config import ClusterSpec
+from transom_slurm.sandbox.config import HUB, ClusterSpec
 from transom_slurm.sandbox.daemons import SYSTEM_PATH, check_installed, run
 from transom_slurm.sandbox.errors import SandboxError, SandboxMissing
 from transom_slurm.sandbox.layout import check_directory, command, default_directory
@@ -136,13 +136,17 @@ class Sandbox:
         return run(full, f"run {argv[0]} on {node or 'the hub'}", check=check, timeout_s=timeout)
 
     def fail(self, node: str, kind: str) -> str:
-        """Inject a fault (see :data:`transom_slurm.sandbox.faults.KINDS`) and say what was done."""
-        self._check_node(node)
-        return faults.inject(self.spec, node, kind)
+        """Inject a fault (see :data:`transom_slurm.sandbox.faults.KINDS`) and say what was done.
+
+        ``node`` is ``hub`` for the faults of slurmctld and transomd.
+        """
+        self._check_node(node, or_hub=True)
+        with files.umask():
+            return faults.inject(self.spec, node, kind)
 
     def heal(self, node: str) -> tuple[str, ...]:
-        """Undo the faults of a node and say what was done. Slurm notices by itself, a mended cable after a while."""
-        self._check_node(node)
+        """Undo the faults of a node, or of the ``hub``, and say what was done. Slurm notices after a while."""
+        self._check_node(node, or_hub=True)
         with files.umask():
             return faults.heal(self.spec, node)
 
@@ -196,7 +200,9 @@ class Sandbox:
         words = watch.states(self.spec)
         return tuple(watch.report(self.spec, node, words.get(node.name, "")) for node in self.spec.nodes)
 
-    def _check_node(self, node: str) -> None:
-        if node not in self.nodes:
-            cause = f"there is no such node; there are {self.nodes[0]} to {self.nodes[-1]}"
+    def _check_node(self, node: str, *, or_hub: bool = False) -> None:
+        if node not in self.nodes and not (or_hub and node == HUB):
+            cause = (
+                f"there is no such node; there are {self.nodes[0]} to {self.nodes[-1]}{' and hub' if or_hub else ''}"
+            )
             raise SandboxMissing(f"use node {node}", cause, hint=command(self.directory, "status"))

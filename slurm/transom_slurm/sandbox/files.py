@@ -102,7 +102,7 @@ def _write_scripts(spec: ClusterSpec) -> None:
     (at.lib / "simulated").mkdir(mode=0o755, exist_ok=True)
     for word in ("nvidia-smi", "dmesg"):
         _write(at.lib / "simulated" / word, scripts.dispatcher(spec, word), 0o755)
-    for name in ("node_init.py", "nvidia_smi.py", "dmesg.py"):
+    for name in ("node_init.py", "nvidia_smi.py", "dmesg.py", "duty.py", "dead_mount.py", "hold_db.py"):
         _write(at.lib / name, (files("transom_slurm.sandbox.simulated") / name).read_text())
 
 

@@ -116,6 +116,18 @@ def add_process(own: NodeLayout, index: int, pid: int, used_mib: int, name: str 
     _save(own, state)
 
 
+def hang(own: NodeLayout) -> None:
+    """Let nvidia-smi never answer again, until the node is booted or healed."""
+    _save(own, {**_load(own), "hangs": True})
+
+
+def uncorrected(own: NodeLayout, index: int) -> None:
+    """One more uncorrectable memory error on a GPU, without a line in the kernel log."""
+    gpu = next(gpu for gpu in _load(own)["gpus"] if gpu["index"] == index)
+    counters = [f"ecc.errors.uncorrected.{span}.total" for span in ("volatile", "aggregate")]
+    update(own, index, {name: gpu[name] + 1 for name in counters})
+
+
 def shown(own: NodeLayout) -> int:
     """How many GPUs nvidia-smi shows."""
     return sum(not gpu["lost"] for gpu in _load(own)["gpus"])

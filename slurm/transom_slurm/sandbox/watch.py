@@ -7,7 +7,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 
-from transom_slurm.sandbox import faults, gpus, netns, processes
+from transom_slurm.sandbox import gpus, netns, processes, targets
 from transom_slurm.sandbox.config import ClusterSpec, NodeSpec
 from transom_slurm.sandbox.daemons import daemon_environment, run, slurmctld
 from transom_slurm.sandbox.errors import SandboxError
@@ -35,7 +35,7 @@ def report(spec: ClusterSpec, node: NodeSpec, slurm: str) -> NodeReport:
         address=node.address,
         power=power,
         link=power and (not spec.namespaces or netns.link_up(spec, node.name)),
-        slurmd=bool(faults.slurmd_pids(spec, node.name)),
+        slurmd=bool(targets.slurmd_pids(spec, node.name)),
         gpus=gpus.shown(spec.layout.node(node.name)),
         slurm=slurm,
     )
@@ -73,7 +73,7 @@ def settle(spec: ClusterSpec) -> None:
 
 def stop_controller(spec: ClusterSpec, number: signal.Signals) -> None:
     """End slurmctld by a signal and wait until it has ended."""
-    pid = _controller(spec)
+    pid = controller(spec)
     if not pid:
         raise SandboxError("stop slurmctld", "it does not run")
     os.kill(pid, number)
@@ -96,7 +96,8 @@ def _idle(spec: ClusterSpec) -> bool:
     return states(spec) == dict.fromkeys(spec.names, "idle")
 
 
-def _controller(spec: ClusterSpec) -> int:
+def controller(spec: ClusterSpec) -> int:
+    """The pid of slurmctld; 0 when it does not run."""
     try:
         pid = int((spec.layout.run / "slurmctld.pid").read_text())
     except (OSError, ValueError):

@@ -2,12 +2,13 @@
 
 It knows the queries that monitoring uses (``-L``, ``--query-gpu``, ``--query-compute-apps``, ``--query-remapped-rows``,
 ``-i``, csv with ``noheader`` and ``nounits``) and refuses the rest as the real one does. A GPU marked ``lost`` is not
-shown.
+shown, and a state that ``hangs`` is never answered.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import Any
 
@@ -141,6 +142,8 @@ def main() -> int:
     """Run as ``nvidia_smi.py STATE ARGUMENTS...``."""
     with open(sys.argv[1]) as file:
         state = json.load(file)
+    if state.get("hangs"):
+        signal.pause()
     if not any(not gpu["lost"] for gpu in state["gpus"]):
         print("No devices were found")
         return NOT_FOUND
