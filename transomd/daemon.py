@@ -23,6 +23,7 @@ from transom_sql.engine import open_store
 from transom_sql.store import Store, StoreError
 
 from transomd import __version__
+from transomd.api.hooks import HookRoutes
 from transomd.api.server import Api, Server
 from transomd.errors import SpecError, TransomError
 from transomd.log import set_up
@@ -30,8 +31,9 @@ from transomd.settings import Settings, load_settings
 from transomd.tol.act import Actor
 from transomd.tol.loop import Operator
 from transomd.tol.manual import Hands
+from transomd.tol.nodewatch import NodeWatch
 from transomd.tol.observe import Observer
-from transomd.tol.reach import Reach
+from transomd.tol.reach import Reach, profile_of
 from transomd.words import ExitCode
 
 log = logging.getLogger("transom.daemon")
@@ -107,9 +109,12 @@ class Daemon:
         actor = Actor(slurm, reach, settings, self.clock)
         operator = Operator(store, observer, actor, settings, self.clock)
         hands = Hands(operator, settings, self.clock, url)
-        server = Server(Api(operator, hands, settings, self.clock), settings)
+        watch = NodeWatch(operator, settings, profile_of(settings), self.clock)
+        hooks = HookRoutes(watch, settings.hooks_key, self.clock)
+        server = Server(Api(operator, hands, settings, self.clock, hooks), settings)
         try:
             await operator.start()
+            await watch.start()
             await server.start(port)
             log.info("transomd %s serves %s, launchers at %s", __version__, settings.daemon.socket, url)
             notify_systemd("READY=1")

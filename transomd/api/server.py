@@ -21,6 +21,7 @@ from transom_slurm.nodesets import HostlistError, expand
 from transom_sql.records import Job
 
 import transomd
+from transomd.api.hooks import HookRoutes
 from transomd.api.views import event_json, job_detail_json, job_json, node_json
 from transomd.api.wire import LauncherReport
 from transomd.errors import NotFoundError, RefusedError, SpecError, TransomError, UnreachableError, UsageError
@@ -93,7 +94,14 @@ def _problem(status: int, message: str, hint: str, code: ExitCode, faults: list[
 class Api:
     """The routes of :mod:`transomd.api.wire`."""
 
-    def __init__(self, operator: Operator, hands: manual.Hands, settings: Settings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        operator: Operator,
+        hands: manual.Hands,
+        settings: Settings,
+        clock: Callable[[], float],
+        hooks: HookRoutes | None = None,
+    ) -> None:
         self._operator = operator
         self._hands = hands
         self._settings = settings
@@ -112,6 +120,7 @@ class Api:
                 web.post("/v1/nodes/drain", self._drain),
                 web.post("/v1/nodes/undrain", self._undrain),
                 web.post("/v1/launcher", self._launcher),
+                *(hooks.routes() if hooks else ()),
             ]
         )
 

@@ -108,6 +108,16 @@ def node_json(
         "reason_time": node.reason_time,
         "owner": owner_of(node, record),
         "jobs": sorted(jobs),
+        **_health_json(record, health),
+    }
+
+
+def _health_json(record: NodeRecord | None, health: NodeReport | None) -> dict[str, Any]:
+    """What was found last, by our probe over SSH or by the node's own hooks."""
+    told = record.checked_at if record else None
+    if record is not None and told is not None and (health is None or told > health.at):
+        return {"checked_at": told, "reached": True, "error": "", "checks": [dict(check) for check in record.checks]}
+    return {
         "checked_at": health.at if health else None,
         "reached": health.reached if health else None,
         "error": health.error if health else "",

@@ -16,6 +16,7 @@ GET      /v1/nodes                   → {nodes: [node], slurm: {ok, at, error}}
 POST     /v1/nodes/drain             {nodes, reason, dry_run} → {results: [{node, done, message, command}]}
 POST     /v1/nodes/undrain           {nodes, dry_run} → the same
 POST     /v1/launcher                launcher report (Bearer token of the job) → directive
+POST     /v1/hooks                   hook's report, sealed (:mod:`transomd.api.hooks`) → {said, refuse}, sealed
 =======  ==========================  ===========================================================================
 """
 

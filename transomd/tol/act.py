@@ -15,6 +15,7 @@ from transom_slurm.types import SlurmNode, SubmitRequest
 from transom_sql.records import Event, Intent, NodeRecord
 
 from transomd.settings import Settings
+from transomd.tol.findings import comment_refusal
 from transomd.tol.view import JobView
 from transomd.words import IntentKind, IntentState
 
@@ -88,6 +89,8 @@ class Actor:
             return await self._undrain(intent)
         if kind is IntentKind.CANCEL:
             return await self._cancel(intent, view)
+        if kind is IntentKind.COMMENT:
+            return await self._comment(intent)
         if view is None:
             return _failed("its job is not known")
         if kind is IntentKind.SUBMIT:
@@ -131,9 +134,12 @@ class Actor:
         before = (await self._slurm.nodes()).get(name)
         if before is None:
             return _failed(f"Slurm does not know node {name}")
-        if before.status.drain and before.reason == reason:
+        if before.status.drain and before.reason in (reason, intent.args.get("reason_over")):
             return self._drained(intent, before)
-        if drain_refusal(before):
+        if before.status.drain and before.reason == intent.args.get("over"):
+            # Slurm drained it by itself because our prolog said so, and its reason does not say why.
+            reason = str(intent.args["reason_over"])
+        elif drain_refusal(before):
             return _failed(f"{drain_refusal(before)}; left as it is")
         if self.kill_switch():
             return self._later(intent, self.kill_switch())
@@ -142,6 +148,20 @@ class Actor:
         if after is None or not after.status.drain or after.reason != reason:
             return self._later(intent, f"{name} does not show the drain yet")
         return self._drained(intent, after)
+
+    async def _comment(self, intent: Intent) -> Outcome:
+        name, text = str(intent.args["node"]), str(intent.args["text"])
+        node = (await self._slurm.nodes()).get(name)
+        if node is None:
+            return _failed(f"Slurm does not know node {name}")
+        if comment_refusal(node):
+            return _failed(f"{comment_refusal(node)}; left as it is")
+        if node.comment != text:
+            await self._slurm.comment_node(name, text)
+        said = f"{name}: {text}" if text else f"{name}: comment taken out"
+        return Outcome(
+            state=IntentState.DONE, events=(Event(at=self._clock(), kind="comment", node=name, message=said),)
+        )
 
     async def _undrain(self, intent: Intent) -> Outcome:
         """Resume a node, if its drain is still exactly the one that ``args`` holds."""

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ from transomd.tol.switches import (
     tripped,
     withheld,
 )
-from transomd.tol.view import Decision, JobView, Want, World
+from transomd.tol.view import Decision, JobView, SlurmView, Want, World
 from transomd.tol.watchers import Watcher
 from transomd.words import IntentKind, IntentState, JobState
 
@@ -71,6 +71,7 @@ class Operator:
         self._wakes: dict[int, float] = {}
         self._acting: dict[str, asyncio.Task[None]] = {}
         self._refusals: dict[str, str] = {}
+        self._sources: list[Callable[[SlurmView, float], Iterable[Intent]]] = []
         self._switches: dict[str, Switch] = {}
         self._withheld: dict[int, str] = {}
         self._watcher = watcher or Watcher()
@@ -125,6 +126,16 @@ class Operator:
     def jobs_on(self, node: str) -> list[int]:
         """Return the active jobs whose current attempt holds a node."""
         return [i for i, v in self._views.items() if v.attempts and node in v.attempt.nodes and not v.state.final]
+
+    def propose_from(self, source: Callable[[SlurmView, float], Iterable[Intent]]) -> None:
+        """Have further drains proposed in every cycle, under the same budgets and guards."""
+        self._sources.append(source)
+
+    async def admit_now(self) -> None:
+        """Decide about all proposed drains at once; what is granted is recorded when this returns."""
+        async with self._lock:
+            await self._drains()
+        self.wake()
 
     def wake(self) -> None:
         """Have the next cycle run now."""
@@ -260,11 +271,12 @@ class Operator:
             for i in await self.db(self._store.incidents)
             if i.data.get("await_drain") and now - (i.diagnosed_at or 0) < CONFIRM_WITHIN_S
         ]
-        if not recent:
-            return 0
         world = self._observer.world()
+        proposals = list(propose_drains(recent, world.slurm, self._settings, now))
+        proposals += [intent for source in self._sources for intent in source(world.slurm, now)]
+        if not proposals:
+            return 0
         history = [i for i in await self.db(self._store.intents) if i.kind == IntentKind.DRAIN]
-        proposals = propose_drains(recent, world.slurm, self._settings, now)
         stopped = self.paused or self._actor.kill_switch() or trip_sentence(self._switches)
         since = counted_since(self._switches)
         verdict = admit_drains(proposals, history, world.slurm, self._settings.drain, now, stopped=stopped, since=since)
@@ -324,13 +336,19 @@ class Operator:
             if outcome.state is IntentState.FAILED:
                 why = f"{intent.key} failed: {outcome.data.get('error', '')}"
                 events.append(Event(at=now, kind="act-failed", job_id=intent.job_id, message=why))
-            await self.db(
-                self._store.finish_intent, intent.key, outcome.state.value, outcome.data, now, events, outcome.nodes
-            )
+            await self.db(self._end_intent, intent.key, outcome, now, events)
             if intent.kind == IntentKind.DRAIN and outcome.state is IntentState.DONE:
                 await self._mark_drained(intent, now)
         if intent.job_id in self._views:
             await self._load(intent.job_id)
+
+    def _end_intent(self, key: str, outcome: Outcome, now: float, events: Sequence[Event]) -> None:
+        """Record an act's end, on the store's thread; what checks found on its nodes stays as it was."""
+        nodes = []
+        for new in outcome.nodes:
+            old = self._store.node(new.name)
+            nodes.append(replace(new, checked_at=old.checked_at, checks=old.checks, data=old.data) if old else new)
+        self._store.finish_intent(key, outcome.state.value, outcome.data, now, events, nodes)
 
     async def _mark_drained(self, intent: Intent, now: float) -> None:
         incidents = await self.db(self._store.incidents, intent.job_id)

@@ -253,7 +253,7 @@ def slurp(path: str) -> bytes:
 
 def mac(key: str, word: str, *parts: bytes) -> str:
     """The seal of a message; ``word`` keeps requests and answers apart."""
-    text = b"\n".join([word.encode("ascii")] + list(parts))
+    text = b"\n".join([word.encode("ascii"), *parts])
     return hmac.new(key.encode("ascii"), text, hashlib.sha256).hexdigest()
 
 

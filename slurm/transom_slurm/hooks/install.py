@@ -1,4 +1,4 @@
-"""Write the hooks' folder, ready to be copied to every node: three programs, the probe, their configuration, the key."""
+"""Write the hooks' folder, ready to be copied to every node: programs, probe, configuration and key."""
 
 from __future__ import annotations
 
