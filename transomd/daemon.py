@@ -33,7 +33,7 @@ from transomd.tol.loop import Operator
 from transomd.tol.manual import Hands
 from transomd.tol.nodewatch import NodeWatch
 from transomd.tol.observe import Observer
-from transomd.tol.reach import Reach, profile_of
+from transomd.tol.reach import Reach
 from transomd.words import ExitCode
 
 log = logging.getLogger("transom.daemon")
@@ -109,7 +109,7 @@ class Daemon:
         actor = Actor(slurm, reach, settings, self.clock)
         operator = Operator(store, observer, actor, settings, self.clock)
         hands = Hands(operator, settings, self.clock, url)
-        watch = NodeWatch(operator, settings, profile_of(settings), self.clock)
+        watch = NodeWatch(operator, settings, settings.health.profile(), self.clock)
         hooks = HookRoutes(watch, settings.hooks_key, self.clock)
         server = Server(Api(operator, hands, settings, self.clock, hooks), settings)
         try:

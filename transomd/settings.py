@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from transomd.errors import NotFoundError, SpecError, UsageError
 from transomd.faults import faults_of
 from transomd.fields import Check, Duration, Line, Part, PositiveDuration, Text, Word
+from transomd.health.profile import Profile
 from transomd.words import CheckMode
 from transomd.yamldoc import Path as Keys
 
@@ -56,12 +57,21 @@ def _absolute(value: str) -> str:
 Absolute = Annotated[Line, AfterValidator(_absolute)]
 
 
+def _address(value: str) -> tuple[str, int] | None:
+    host, _, port = value.rpartition(":")
+    return (host.strip("[]"), int(port)) if value else None
+
+
 class DaemonSettings(Part):
-    """The daemon itself. ``listen``: where launchers reach it over TCP (port 0: a free one; empty: nowhere)."""
+    """The daemon itself. ``listen``: where launchers reach it over TCP (port 0: a free one; empty: nowhere).
+
+    ``metrics``: where Prometheus may read /metrics over TCP, without authentication (empty: nowhere).
+    """
 
     socket: Absolute = "/run/transom/transomd.sock"
     listen: Annotated[str, AfterValidator(_listen)] = ":7077"
     advertise: Annotated[str, AfterValidator(_url)] = ""
+    metrics: Annotated[str, AfterValidator(_listen)] = ""
     state_dir: Absolute = "/var/lib/transom"
     database: Line = ""
     cycle_s: PositiveDuration = 5.0
@@ -77,8 +87,12 @@ class DaemonSettings(Part):
     @property
     def listen_address(self) -> tuple[str, int] | None:
         """Host (empty: every address) and port of ``listen``; None when nothing is listened on."""
-        host, _, port = self.listen.rpartition(":")
-        return (host.strip("[]"), int(port)) if self.listen else None
+        return _address(self.listen)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host (empty: every address) and port of ``metrics``; None when nothing is listened on."""
+        return _address(self.metrics)
 
     def launcher_url(self, port: int) -> str:
         """Return the URL that launchers use, when the daemon listens on ``port``."""
@@ -123,6 +137,15 @@ class HealthSettings(Part):
     min_disk_free: float = Field(default=0.02, ge=0, lt=1)
     mounts: tuple[Absolute, ...] = ()
     max_clock_offset_s: PositiveDuration = 2.0
+
+    def profile(self) -> Profile:
+        """Return the limits for the checks. Raises SpecError with every fault."""
+        return Profile(
+            modes=self.modes,
+            mounts=self.mounts,
+            clock_offset_max=self.max_clock_offset_s,
+            disk_free_min=self.min_disk_free,
+        )
 
     def mode(self, check: str) -> CheckMode:
         """Return what an unfit result of ``check`` may do; ``observe`` where the site says nothing."""
@@ -180,9 +203,14 @@ class PolicySettings(Part):
 
 
 class NotifySettings(Part):
-    """A shell command that is run when a person should look; empty: none."""
+    """A shell command that is run when a person should look; empty: none.
+
+    ``timeout_s``: how long it may take. ``slurm_silent_s``: after how long without an answer of Slurm it is run.
+    """
 
     command: Text = ""
+    timeout_s: PositiveDuration = 30.0
+    slurm_silent_s: PositiveDuration = 600.0
 
 
 class Settings(Part):

@@ -57,6 +57,7 @@ ENTRIES: Mapping[str, Entry] = {
     "nodes": Entry("Show nodes, their checks and who drained them.", "nodes", "Nodes"),
     "drain": Entry("Take nodes out of service.", "drain", "Nodes"),
     "undrain": Entry("Put nodes that transom drained back into service.", "drain", "Nodes"),
+    "hooks": Entry("Install prolog, epilog and health check on nodes.", "hooks", "Nodes"),
     "sandbox": Entry("Run a private Slurm on this machine, to try things out.", "sandbox", "Trying out"),
 }
 

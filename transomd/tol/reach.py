@@ -44,17 +44,6 @@ def ssh_settings(settings: Settings) -> SshSettings:
     )
 
 
-def profile_of(settings: Settings) -> Profile:
-    """Return the site's limits for the checks. Raises SpecError with every fault."""
-    health = settings.health
-    return Profile(
-        modes=health.modes,
-        mounts=health.mounts,
-        clock_offset_max=health.max_clock_offset_s,
-        disk_free_min=health.min_disk_free,
-    )
-
-
 class Reach:
     """Implements what observing and acting need on nodes."""
 
@@ -63,12 +52,12 @@ class Reach:
         self._clock = clock
         self._daemon_url = daemon_url
         self._pool = SshPool(ssh_settings(settings))
-        self._profile = profile_of(settings)
+        self._profile = settings.health.profile()
 
     def use(self, settings: Settings) -> None:
         """Go on with other settings; how nodes are reached stays as it is."""
         self._settings = settings
-        self._profile = profile_of(settings)
+        self._profile = settings.health.profile()
 
     async def probe(self, nodes: Iterable[str], view: JobView, told: Callable[[NodeReport], None]) -> None:
         """Probe nodes of a job's allocation; every node gets a report, unknown if it cannot be looked at."""
