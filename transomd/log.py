@@ -11,12 +11,12 @@ import contextlib
 import json
 import logging
 import logging.handlers
-import queue
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from queue import Full, Queue
 from typing import TextIO
 
 QUEUE = 10_000
@@ -46,7 +46,7 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One JSON object a line: ``at`` (RFC 3339, UTC), ``level``, ``logger``, what it is about, ``message``, ``error``."""
+    """A JSON object a line: ``at`` (RFC 3339, UTC), ``level``, ``logger``, what it is about, ``message``, ``error``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -66,9 +66,9 @@ class Json(logging.Formatter):
 class Inbox(logging.handlers.QueueHandler):
     """Puts records into the queue, with their context; counts those that do not fit."""
 
-    queue: queue.Queue[logging.LogRecord]
+    queue: Queue[logging.LogRecord]
 
-    def __init__(self, records: queue.Queue[logging.LogRecord], formatter: logging.Formatter) -> None:
+    def __init__(self, records: Queue[logging.LogRecord], formatter: logging.Formatter) -> None:
         super().__init__(records)
         self.lost = 0
         self.setFormatter(formatter)
@@ -84,7 +84,7 @@ class Inbox(logging.handlers.QueueHandler):
         """Queue a record, or count it as lost."""
         try:
             self.queue.put_nowait(record)
-        except queue.Full:
+        except Full:
             self.lost += 1
 
 
@@ -124,7 +124,7 @@ class Writer(threading.Thread):
 
 def set_up(level: str = "INFO", form: str = "text", target: TextIO | None = None) -> Inbox:
     """Send records of ``level`` and above to standard error, as ``text`` or ``json``; libraries' from WARNING on."""
-    handler = Inbox(queue.Queue(QUEUE), Json() if form == "json" else Text())
+    handler = Inbox(Queue(QUEUE), Json() if form == "json" else Text())
     writer = Writer(handler, target or sys.stderr)
     writer.start()
     atexit.register(writer.say_goodbye)

@@ -20,10 +20,11 @@ MANUAL = "manual"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A proposal that was not granted, and why; it is proposed again while it is wanted."""
+    """A proposal that was not granted, and why; it is proposed again while it is wanted. ``cause`` is its kind."""
 
     intent: Intent
     reason: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,26 +67,26 @@ def admit_drains(
     for proposal in proposals:
         if proposal.key in known:
             continue
-        if reason := _refusal(proposal, slurm, budget) or stopped:
-            refused.append(Refusal(intent=proposal, reason=reason))
+        if found := _refusal(proposal, slurm, budget) or (("stopped", stopped) if stopped else None):
+            refused.append(Refusal(intent=proposal, cause=found[0], reason=found[1]))
         elif trip := _budget(proposal, [*history, *granted], slurm, budget, now, since):
-            refused.append(Refusal(intent=proposal, reason=trip.reason))
+            refused.append(Refusal(intent=proposal, cause=trip.budget, reason=trip.reason))
             trips += [trip] if trip.budget in FLEET_BUDGETS else []
         else:
             granted.append(proposal)
     return Admission(granted=tuple(granted), refused=tuple(refused), trips=tuple({t.budget: t for t in trips}.values()))
 
 
-def _refusal(proposal: Intent, slurm: SlurmView, budget: DrainSettings) -> str:
+def _refusal(proposal: Intent, slurm: SlurmView, budget: DrainSettings) -> tuple[str, str] | None:
     if not budget.enabled:
-        return "draining is switched off (drain.enabled = false)"
+        return "disabled", "draining is switched off (drain.enabled = false)"
     nodes = slurm.nodes
     if nodes is None:
-        return "Slurm does not answer"
+        return "no-answer", "Slurm does not answer"
     node = nodes.get(str(proposal.args["node"]))
     if node is None:
-        return "Slurm does not know the node"
-    return f"{drain_refusal(node)}; left as it is" if drain_refusal(node) else ""
+        return "unknown-node", "Slurm does not know the node"
+    return ("held-by-others", f"{drain_refusal(node)}; left as it is") if drain_refusal(node) else None
 
 
 def _budget(
