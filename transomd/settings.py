@@ -19,6 +19,7 @@ from transomd.errors import NotFoundError, SpecError, UsageError
 from transomd.faults import faults_of
 from transomd.fields import Check, Duration, Line, Part, PositiveDuration, Text, Word
 from transomd.health.profile import Profile
+from transomd.places import SITE_CONFIG, SITE_SOCKET, SITE_STATE
 from transomd.words import CheckMode
 from transomd.yamldoc import Path as Keys
 
@@ -27,7 +28,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-DEFAULT_PATH = Path("/etc/transom/transomd.toml")
+DEFAULT_PATH = SITE_CONFIG
 ENV_PATH = "TRANSOM_CONFIG"
 
 _SECTION = re.compile(r"\s*\[\s*([A-Za-z0-9_.-]+)\s*\]")
@@ -68,11 +69,12 @@ class DaemonSettings(Part):
     ``metrics``: where Prometheus may read /metrics over TCP, without authentication (empty: nowhere).
     """
 
-    socket: Absolute = "/run/transom/transomd.sock"
+    mode: Literal["auto", "site", "personal"] = "auto"
+    socket: Absolute = SITE_SOCKET
     listen: Annotated[str, AfterValidator(_listen)] = ":7077"
     advertise: Annotated[str, AfterValidator(_url)] = ""
     metrics: Annotated[str, AfterValidator(_listen)] = ""
-    state_dir: Absolute = "/var/lib/transom"
+    state_dir: Absolute = SITE_STATE
     database: Line = ""
     cycle_s: PositiveDuration = 5.0
     python: Absolute = sys.executable
@@ -192,12 +194,16 @@ class HooksSettings(Part):
 
 
 class PolicySettings(Part):
-    """The site's ceilings over every job's own policy, and what a launcher may do while the daemon is away."""
+    """The site's ceilings over every job's own policy, and what a launcher may do while the daemon is away.
+
+    ``max_jobs``: how many jobs that are not over one user may have, administrators apart.
+    """
 
     max_restarts: int = Field(default=100, ge=0)
     max_user_restarts: int = Field(default=10, ge=0)
     max_attempts: int = Field(default=50, ge=1)
     no_progress_limit: int = Field(default=10, ge=1)
+    max_jobs: int = Field(default=200, ge=1)
     grant_restarts: int = Field(default=2, ge=0)
     grant_s: Duration = 600.0
 
@@ -225,6 +231,11 @@ class Settings(Part):
     hooks: HooksSettings = HooksSettings()
     policy: PolicySettings = PolicySettings()
     notify: NotifySettings = NotifySettings()
+
+    @property
+    def personal(self) -> bool:
+        """Whether the daemon serves the user it runs as, with no other rights (:mod:`transomd.modes`)."""
+        return self.daemon.mode == "personal"
 
     @property
     def hooks_key(self) -> Path:
