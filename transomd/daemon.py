@@ -109,7 +109,7 @@ class Daemon:
         actor = Actor(slurm, reach, settings, self.clock)
         operator = Operator(store, observer, actor, settings, self.clock)
         hands = Hands(operator, settings, self.clock, url)
-        watch = NodeWatch(operator, settings, settings.health.profile(), self.clock)
+        watch = NodeWatch(operator, settings, self.clock)
         hooks = HookRoutes(watch, settings.hooks_key, self.clock)
         server = Server(Api(operator, hands, settings, self.clock, hooks), settings)
         try:

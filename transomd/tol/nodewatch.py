@@ -14,7 +14,6 @@ from transom_sql.store import Change
 
 from transomd.errors import NotFoundError, UnreachableError
 from transomd.health.judge import judge
-from transomd.health.profile import Profile
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tol import findings as rules
@@ -61,16 +60,21 @@ class HookAnswer:
 class NodeWatch:
     """One for the daemon. Nodes are those that Slurm knows; every report is judged here, never on the node."""
 
-    def __init__(self, operator: Operator, settings: Settings, profile: Profile, clock: Callable[[], float]) -> None:
+    def __init__(self, operator: Operator, settings: Settings, clock: Callable[[], float]) -> None:
         self._operator = operator
         self._settings = settings
-        self._profile = profile
+        self._profile = settings.health.profile()
         self._clock = clock
         self._findings: dict[str, NodeFindings] = {}
         self._written: dict[str, float] = {}
         self._refusing: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
         operator.propose_from(self._proposals)
+
+    def reload(self, settings: Settings) -> None:
+        """Judge by other settings from the next report on. Raises SpecError for limits that cannot be."""
+        self._profile = settings.health.profile()
+        self._settings = settings
 
     async def start(self) -> None:
         """Take up the episodes that were open when the daemon last ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 from transom_slurm.hooks.install import configuration, make_key, slurm_conf
@@ -68,4 +69,7 @@ def _url(settings: Settings) -> str:
             raise UsageError(
                 f"{kept} does not say transomd's port", hint="start transomd once, or give --url"
             ) from None
-    return settings.daemon.launcher_url(port)
+    found = settings.daemon.launcher_url(port)
+    if urlsplit(found).hostname in ("localhost", "localhost.localdomain"):
+        raise UsageError(f"{found} leads nowhere from a node", hint="set daemon.advertise, or give --url")
+    return found
