@@ -6,7 +6,9 @@ import os
 import shlex
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,13 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import ArgumentError
 
 from transom_sql.causes import BUSY_SECONDS, explained
+from transom_sql.postgres import postgres_engine, with_driver
 from transom_sql.store import StoreError
 from transom_sql.tables import to_json
 
 _PRAGMAS = ("foreign_keys=ON", "synchronous=FULL", f"busy_timeout={BUSY_SECONDS * 1000}")
 _LOOK_AGAIN = 0.02  # seconds
-_EXAMPLE = "write the URL as sqlite:////var/lib/transom/transom.db"
+_EXAMPLE = "write the URL as sqlite:////var/lib/transom/transom.db or postgresql+psycopg://transom@host/transom"
 
 
 def connect(url: str, *, create: bool) -> Engine:
@@ -31,7 +34,7 @@ def connect(url: str, *, create: bool) -> Engine:
     """
     parsed = _parse(url)
     if parsed.get_backend_name() == "postgresql":
-        return _engine(parsed, pool_pre_ping=True)
+        return _made(parsed, postgres_engine)
     file = sqlite_file(parsed)
     if file is not None:
         _check_folder(file)
@@ -39,8 +42,11 @@ def connect(url: str, *, create: bool) -> Engine:
     # One connection holds a database in memory, and the pool lends it to one thread at a time.
     sizes = {} if file is not None else {"pool_size": 1, "max_overflow": 0}
     arguments = {"check_same_thread": False, "isolation_level": None}
-    engine = _engine(parsed, poolclass=QueuePool, connect_args=arguments, **sizes)
+    options = {"json_serializer": to_json, "hide_parameters": True}
+    engine = _made(parsed, partial(create_engine, poolclass=QueuePool, connect_args=arguments, **options, **sizes))
     event.listen(engine, "connect", _set_pragmas)
+    if file is not None:
+        _watch(engine, file)
     event.listen(engine, "begin", _begin)
     return engine
 
@@ -83,7 +89,7 @@ def _write_ahead(cursor: DBAPICursor, deadline: float) -> str:
 def _parse(url: str) -> URL:
     """A URL of a kind of database that the migrations know."""
     try:
-        parsed = make_url(url)
+        parsed = with_driver(make_url(url))
     except ArgumentError:
         raise StoreError("open the database: its URL cannot be read", hint=_EXAMPLE) from None
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
@@ -91,13 +97,45 @@ def _parse(url: str) -> URL:
     return parsed
 
 
-def _engine(url: URL, **options: Any) -> Engine:
-    """An engine that shows no parameters in its errors: they hold users' data."""
+def _made(url: URL, make: Callable[[URL], Engine]) -> Engine:
+    """The engine, which shows no parameters in its errors: they hold users' data."""
     try:
-        return create_engine(url, json_serializer=to_json, hide_parameters=True, **options)
+        return make(url)
+    except ModuleNotFoundError as error:
+        extra = "pip install 'transom[postgres]'" if error.name == "psycopg" else f"pip install {error.name}"
+        raise StoreError(f"open a {url.drivername} database: {error}", hint=extra) from error
     except (ImportError, ArgumentError) as error:
-        hint = f"pip install {error.name}" if isinstance(error, ImportError) else _EXAMPLE
-        raise StoreError(f"open a {url.drivername} database: {error}", hint=hint) from error
+        raise StoreError(f"open a {url.drivername} database: {error}", hint=_EXAMPLE) from error
+
+
+def _watch(engine: Engine, file: Path) -> None:
+    """Refuse every transaction while the file that was opened is not the one with its name.
+
+    SQLite itself would go on in a file that was deleted, and all of it would be lost with the process.
+    """
+    opened: list[tuple[int, int]] = []
+
+    def remember(_connection: object, _record: object) -> None:
+        opened.extend(_identity(file) if not opened else ())
+
+    def look(_connection: object) -> None:
+        now = _identity(file)
+        if now != opened:
+            cause = "another file has taken its place" if now else "the file was removed while it was in use"
+            restore = "systemctl stop transomd; transomd db restore BACKUP; systemctl start transomd"
+            raise _refused(file, cause, f"mv {{path}} back, or: {restore}", operation="use")
+
+    event.listen(engine, "connect", remember)
+    event.listen(engine, "begin", look)
+
+
+def _identity(file: Path) -> list[tuple[int, int]]:
+    """Device and inode; nothing for a file that is not there."""
+    try:
+        found = file.stat()
+    except OSError:
+        return []
+    return [(found.st_dev, found.st_ino)]
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:
@@ -150,6 +188,6 @@ def _make_private(file: Path) -> None:
         raise _refused(file, f"others may read it ({error.strerror})", "chmod 0600 {path}") from error
 
 
-def _refused(file: Path, cause: str, command: str) -> StoreError:
+def _refused(file: Path, cause: str, command: str, *, operation: str = "open") -> StoreError:
     path, folder = shlex.quote(str(file)), shlex.quote(str(file.parent))
-    return StoreError(f"open the database {file}: {cause}", hint=command.format(path=path, folder=folder))
+    return StoreError(f"{operation} the database {file}: {cause}", hint=command.format(path=path, folder=folder))

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import cache
 
 from transom_sql.connect import connect
+from transom_sql.owner import own
 from transom_sql.sqlstore import SqlStore
 from transom_sql.upgrade import upgrade_engine
 
 
-def open_store(url: str, *, create: bool = True) -> SqlStore:
+def open_store(url: str, *, create: bool = True, owner: str = "") -> SqlStore:
     """The store in a database, brought to this program's schema; a missing SQLite file is made when ``create``.
 
-    Raises StoreError (cannot be reached, read, written; not transom's) and DatabaseTooNew, which touched nothing.
+    With ``owner``, a name that no other process has (:func:`transom_sql.owner.owner_name`), nobody else can open it as
+    its owner until it is closed. Raises StoreError (cannot be reached, read, written; not transom's; owned by another,
+    who is named) and DatabaseTooNew, which touched nothing.
     """
-    engine = connect(url, create=create)
-    try:
+    with ExitStack() as undo:
+        engine = connect(url, create=create)
+        undo.callback(engine.dispose)
+        ownership = own(engine, owner) if owner else None
+        if ownership:
+            undo.callback(ownership.release)
         upgrade_engine(engine)
-    except BaseException:
-        engine.dispose()
-        raise
-    return SqlStore(engine)
+        undo.pop_all()
+    return SqlStore(engine, ownership)
 
 
 def memory_store() -> SqlStore:

@@ -1,4 +1,4 @@
-"""The store on SQLAlchemy: SQLite now, any database with ``INSERT .. ON CONFLICT`` and migrations of ours."""
+"""The store on SQLAlchemy: SQLite or Postgres."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, func, select
 from transom_sql import writes
 from transom_sql.causes import explained
 from transom_sql.connect import writer
+from transom_sql.owner import Ownership
 from transom_sql.records import Attempt, Checkpoint, Event, Incident, Intent, Job, Launch, NodeRecord, Switch
 from transom_sql.store import Change, Latest, Store
 from transom_sql.tables import (
@@ -26,6 +27,7 @@ from transom_sql.tables import (
     nodes,
     switches,
 )
+from transom_sql.transaction import transaction
 
 R = TypeVar("R")
 _MANY = 500
@@ -42,9 +44,10 @@ class SqlStore(Store):
     Any thread may call it. Every method raises StoreError when the database refuses or fails.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, ownership: Ownership | None = None) -> None:
         self._engine = engine
-        self._writer = writer(engine)
+        self._ownership = ownership
+        self._writer = ownership.writer if ownership else writer(engine)
 
     def add_job(self, job: Job, events: Sequence[Event] = (), intents: Sequence[Intent] = ()) -> Job:
         """Store a new job and return it with its id and version 1; events and intents get its id."""
@@ -204,10 +207,12 @@ class SqlStore(Store):
     def close(self) -> None:
         """Release the database; the store cannot be used any more."""
         self._engine.dispose()
+        if self._ownership:
+            self._ownership.release()
 
     @contextmanager
     def _write(self, operation: str) -> Iterator[Connection]:
-        with explained(self._engine.url, operation), self._writer.begin() as connection:
+        with explained(self._engine.url, operation), transaction(self._writer, operation) as connection:
             yield connection
 
     def _all(self, record: type[R], query: Select[Any]) -> list[R]:

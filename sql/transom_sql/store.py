@@ -2,7 +2,7 @@
 
 A change of a job, its events and its intents are one transaction, guarded by the job's version. Everything is
 synchronous: the daemon calls it from one worker thread. Every method raises StoreError when the database refuses or
-fails, and then has changed nothing.
+fails, and then has changed nothing; its kind Unsure alone leaves that open.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ class StoreError(Exception):
 
 class Conflict(StoreError):
     """The job changed since it was read: read it again and decide again."""
+
+
+class Unsure(StoreError):
+    """The connection was lost in the middle of a commit, and the database did not say in time whether it arrived.
+
+    The only error after which a change may be stored: read again what was to be changed.
+    """
 
 
 class DatabaseTooNew(StoreError):

@@ -62,6 +62,10 @@ class Items(TypeDecorator[tuple[Any, ...]]):
         return tuple(value)
 
 
+class NotJson(TypeError):
+    """A value that JSON has no form for."""
+
+
 def to_json(value: Any) -> str:
     """JSON that every database takes: numbers that JSON has no word for become "NaN", "Infinity" or "-Infinity"."""
     try:
@@ -74,7 +78,7 @@ def _plain(value: object) -> dict[Any, Any]:
     """A mapping that is no ``dict``."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is not a JSON value")
+    raise NotJson(f"{type(value).__name__} is not a JSON value")
 
 
 def _finite(value: Any) -> Any:

@@ -18,7 +18,7 @@ from transom_sql import upgrade as upgrading
 from transom_sql.engine import open_store
 from transom_sql.records import Event
 from transom_sql.store import DatabaseTooNew, StoreError
-from transom_sql.upgrade import current, newest, upgrade
+from transom_sql.upgrade import Upgraded, current, newest, upgrade
 
 NOBODY = 65534
 
@@ -153,8 +153,9 @@ def test_a_newer_database_is_refused_and_not_touched(file: Path) -> None:
 def test_upgrading_tells_the_revision_and_is_repeatable(file: Path) -> None:
     with pytest.raises(StoreError):
         current(url(file))
-    assert upgrade(url(file)) == newest()
-    assert upgrade(url(file)) == newest() == current(url(file))
+    assert upgrade(url(file)) == Upgraded(found=None, reached=newest())
+    assert upgrade(url(file)) == Upgraded(found=newest(), reached=newest())
+    assert current(url(file)) == newest()
 
 
 def test_a_failed_upgrade_leaves_nothing_behind(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
