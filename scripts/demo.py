@@ -215,30 +215,40 @@ def _complain(show: Show, room: Room, why: str) -> None:
 
 def _leave(show: Show, room: Room, keep: bool) -> bool:
     """Remove everything, or say how to look at what is kept. Return whether nothing was left that should not be."""
+    failure = ""
+    if not keep:
+        # First of all: whoever read what is printed may have gone, and printing fails then.
+        try:
+            room.close()
+        except (SandboxError, OSError) as error:
+            failure = str(error)
     show.console.show_cursor(True)
     show.line()
     if keep:
-        transom = Path(sys.executable).parent / "transom"
-        show.line(f"Everything is kept, and runs, in {room.root}. To look at it:")
-        show.block(f'eval "$({transom} sandbox env --dir {room.root})"', "bold blue")
-        show.block("transom status; transom events; transom nodes; sinfo", "bold blue")
-        show.line("To end it and remove everything:")
-        show.block(f"{transom} sandbox down --dir {room.root}", "bold blue")
-        show.line()
-        return True
-    try:
-        room.close()
-    except (SandboxError, OSError) as error:
-        show.line(f"Cleaning up failed: {error}", "bold red")
+        _tell_what_is_kept(show, room)
+    elif failure:
+        show.line(f"Cleaning up failed: {failure}", "bold red")
         show.line(f"next: transom sandbox down --dir {room.root}; rm -r {room.root}")
-        return False
-    show.line(f"Cleaned up: the sandbox is down and {room.root} is removed.", "dim")
-    return True
+    else:
+        show.line(f"Cleaned up: the sandbox is down and {room.root} is removed.", "dim")
+    return not failure
+
+
+def _tell_what_is_kept(show: Show, room: Room) -> None:
+    transom = Path(sys.executable).parent / "transom"
+    show.line(f"Everything is kept, and runs, in {room.root}. To look at it:")
+    show.block(f'eval "$({transom} sandbox env --dir {room.root})"', "bold blue")
+    show.block("transom status; transom events; transom nodes; sinfo", "bold blue")
+    show.line("To end it and remove everything:")
+    show.block(f"{transom} sandbox down --dir {room.root}", "bold blue")
+    show.line()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Read the arguments and run."""
-    parser = argparse.ArgumentParser(prog="demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="demo", description=(__doc__ or "").replace("``", "`"), formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=80, help="steps that the job trains (default 80)")
     parser.add_argument("--every", type=int, default=10, help="steps between checkpoints (default 10)")
     parser.add_argument("--step-time", type=float, default=0.4, help="seconds that a step takes at least (default 0.4)")

@@ -210,7 +210,7 @@ def _facts(seen: Seen) -> Text:
         told.append(f"loss {seen.steps[-1].loss:.4f}")
     if seen.expected and seen.steps:
         same, looked = seen.agreement()
-        told.append(f"{same} of {looked} losses as without the fault")
+        told.append(f"{same} of {looked} losses equal")
     return Text(" " * len(_HEAD) + "   ".join(told))
 
 

@@ -97,8 +97,11 @@ class DaemonSettings(Part):
         return _address(self.metrics)
 
     def launcher_url(self, port: int) -> str:
-        """Return the URL that launchers use, when the daemon listens on ``port``."""
-        return self.advertise or f"http://{socket.getfqdn()}:{port}"
+        """Return the URL that launchers use, when the daemon listens on ``port``: the one address, if it is only one."""
+        host = self.listen_address[0] if self.listen_address else ""
+        if host in ("", "0.0.0.0", "::"):
+            host = socket.getfqdn()
+        return self.advertise or f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class SlurmSettings(Part):
