@@ -97,7 +97,7 @@ class DaemonSettings(Part):
         return _address(self.metrics)
 
     def launcher_url(self, port: int) -> str:
-        """Return the URL that launchers use, when the daemon listens on ``port``: the one address, if it is only one."""
+        """Return the URL that launchers use, when the daemon listens on ``port``: its address, if that is one."""
         host = self.listen_address[0] if self.listen_address else ""
         if host in ("", "0.0.0.0", "::"):
             host = socket.getfqdn()
