@@ -113,6 +113,15 @@ class Outcome(Word):
     UNKNOWN = "unknown", "could not be found out"
 
 
+class Level(Word):
+    """What ``transom doctor`` and ``transomd --check`` say of one thing they looked at."""
+
+    OK = "ok", "as it should be"
+    NOTE = "note", "worth knowing; nothing need be done"
+    PROBLEM = "problem", "something does not work, or will not when it is needed"
+    UNKNOWN = "unknown", "could not be found out, which is neither good nor bad"
+
+
 class CheckMode(Word):
     """What a site lets an unfit result of one check do. Whatever it says, no job is started on an unfit node."""
 

@@ -30,6 +30,9 @@ class Nodes(Protocol):
         """Run the all-reduce as the job's user."""
         ...
 
+    async def check(self, nodes: Iterable[str], told: Callable[[NodeReport], None]) -> None:
+        """Probe nodes for a person, whatever runs on them."""
+
 
 class Observer:
     """Keeps one World up to date. ``changed`` is called whenever something new is known."""
@@ -98,6 +101,17 @@ class Observer:
         task = self._start(self._nodes.probe(nodes, view, lambda report: self._heard(report, started)))
         for node in nodes:
             self._hold(f"probe:{node}", task)
+
+    async def check(self, nodes: Iterable[str]) -> dict[str, NodeReport]:
+        """Probe nodes now, at a person's word; what is found counts like any other look at them."""
+        started, found = self._clock(), {}
+
+        def told(report: NodeReport) -> None:
+            self._heard(report, started)
+            found[report.node] = self._health[report.node]
+
+        await self._nodes.check(nodes, told)
+        return found
 
     def _heard(self, report: NodeReport, started: float) -> None:
         # A probe counts from when it was begun: what happened after that it may not have seen.

@@ -69,6 +69,11 @@ class Reach:
         )
         await probe(self._pool, nodes, profile, options, on_report=told, clock=self._clock)
 
+    async def check(self, nodes: Iterable[str], told: Callable[[NodeReport], None]) -> None:
+        """Probe nodes for a person, whatever runs on them: their GPUs are not held against an allocation."""
+        options = ProbeOptions(deadline=self._settings.health.probe_timeout_s)
+        await probe(self._pool, nodes, self._profile, options, on_report=told, clock=self._clock)
+
     async def collective(self, nodes: tuple[str, ...], view: JobView) -> CollectiveReport:
         """Run the all-reduce as the job's user; as the login user where that is the same, or the job is root's."""
         user = None if view.job.uid in (0, os.geteuid()) else view.job.user
