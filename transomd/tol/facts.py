@@ -15,7 +15,8 @@ from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tee import detect
 from transomd.tee.types import Evidence
-from transomd.tol.view import Absence, Decision, JobView, World, stay, with_data
+from transomd.tol.prologs import prolog_failed
+from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
 from transomd.words import JobState, LauncherPhase
 
 ABSENT_GRACE_S = 60.0
@@ -270,11 +271,31 @@ def allocation_ended(view: JobView, world: World, job: SlurmJob | Absence, setti
     base = job.status.base.value
     if base == "COMPLETED":
         return completed(view, now)
-    if base == "CANCELLED" and view.intent(cancel_key(view.attempt)) is None and not prolog_failed(view, world, job):
-        return cancelled(view, now, f"Slurm job {job.job_id} was cancelled by a person")
+    if base == "CANCELLED" and view.intent(cancel_key(view.attempt)) is None:
+        by_somebody = _cancelled(view, world, job, now)
+        if by_somebody is not None:
+            return by_somebody
     return open_incident(
         view, now, detected_by="slurm", reason=f"Slurm job {job.job_id} ended: {job.state_text} {job.reason}".rstrip()
     )
+
+
+def _cancelled(view: JobView, world: World, job: SlurmJob, now: float) -> Decision | None:
+    """Decide on a job that Slurm calls cancelled; None when a failed prolog did it.
+
+    Only the nodes tell the two apart, so they must have been asked since.
+    """
+    since = view.attempt.data.get("cancelled_since")
+    if since is None:
+        said = f"Slurm job {job.job_id} is cancelled; looking whether a prolog failed"
+        return stay(
+            view, said, attempts=(with_data(view.attempt, cancelled_since=now),), wants=(Want(kind="slurm", since=now),)
+        )
+    if world.slurm.nodes is None or world.slurm.nodes_at < float(since):
+        return stay(view, wants=(Want(kind="slurm", since=float(since)),))
+    if prolog_failed(view, world, job):
+        return None
+    return cancelled(view, now, f"Slurm job {job.job_id} was cancelled by a person")
 
 
 def _absent(view: JobView, now: float) -> Decision:
@@ -289,17 +310,6 @@ def _absent(view: JobView, now: float) -> Decision:
         now,
         detected_by="slurm",
         reason=f"Slurm has not known job {view.attempt.slurm_job_id} for {ABSENT_GRACE_S:.0f} s, and it is silent",
-    )
-
-
-def prolog_failed(view: JobView, world: World, job: SlurmJob) -> bool:
-    """Whether a CANCELLED job fell to a failed prolog: Slurm shows that only in the node's reason."""
-    nodes = job.nodes or view.attempt.nodes
-    known = world.slurm.nodes or {}
-    since = job.submit_time or 0.0
-    return any(
-        n in known and known[n].reason.startswith("Prolog error") and (known[n].reason_time or since) >= since
-        for n in nodes
     )
 
 

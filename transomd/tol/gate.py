@@ -11,6 +11,7 @@ from transom_sql.records import Attempt, Event, Incident
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tol import facts
+from transomd.tol.prologs import culprits, held_for_launch
 from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
 from transomd.words import Action, Blame, FailureClass, IntentState, JobState, LauncherPhase, Outcome
 
@@ -26,9 +27,30 @@ def waiting_for_slurm_job(view: JobView, world: World, settings: Settings, now: 
     job = world.slurm.job(attempt)
     if job is Absence.UNKNOWN:
         return stay(view, f"waiting for Slurm to answer: {world.slurm.error}")
+    if isinstance(job, SlurmJob) and held_for_launch(job):
+        return _held_for_launch(view, world, job, now)
     if isinstance(job, SlurmJob) and not facts.ended(job):
         return _waiting(view, job, settings, now)
     return facts.allocation_ended(view, world, job, settings, now)
+
+
+def _held_for_launch(view: JobView, world: World, job: SlurmJob, now: float) -> Decision:
+    """Replace an attempt that Slurm holds for a failed prolog: released, it would wait two minutes, and come back."""
+    bad = culprits(view, world, job)
+    where = f" after the prolog of {fold(bad)} failed" if bad else ""
+    opened = facts.open_incident(
+        view,
+        now,
+        detected_by="slurm",
+        reason=f"Slurm holds job {job.job_id}{where} ({job.reason})",
+        attempt=replace(view.attempt, barred=tuple(sorted({*view.attempt.barred, *bad}))),
+        plan={"action": Action.EXCLUDE.value, "new_attempt": True},
+    )
+    if opened.incident is None or opened.incident.closed_at is not None:
+        return opened
+    blame = (Blame.NODE if bad else Blame.UNKNOWN).value
+    told = replace(opened.incident, failure_class=FailureClass.HOST.value, blame=blame, action="exclude", nodes=bad)
+    return replace(opened, incident=told)
 
 
 def _submission(view: JobView, now: float) -> Decision:

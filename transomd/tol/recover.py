@@ -47,7 +47,7 @@ def _diagnose(view: JobView, incident: Incident, world: World, settings: Setting
         return stay(view, "diagnosing", wants=wants or (Want(kind="slurm", since=now),))
     if isinstance(job, SlurmJob) and facts.ended(job) and job.status.base.value == "CANCELLED":
         ending = facts.allocation_ended(view, world, job, settings, now)
-        if ending.state is JobState.CANCELLED:
+        if ending.state is JobState.CANCELLED or ending.wants:
             return ending
     if isinstance(job, SlurmJob) and facts.ended(job) and job.status.base.value == "COMPLETED":
         return facts.completed(view, now)
