@@ -16,6 +16,7 @@ COMPLETING_S = 300.0
 """How long a job may be COMPLETING: above UnkillableStepTimeout (60 s) and a slow epilog by a good margin."""
 _OUT_OF_SERVICE = ("DRAIN", "FAIL", "NOT_RESPONDING", "MAINTENANCE", "REBOOT_REQUESTED", "REBOOT_ISSUED", "INVALID_REG")
 _NODES_AWAY = ("nodes required for job are down", "reqnodenotavail", "required node not available")
+_LAUNCH_ERRORS = ("prolog error", "job env setup error", "batch job complete failure")
 
 
 class Stuck(NamedTuple):
@@ -28,13 +29,15 @@ class Stuck(NamedTuple):
 
 def stuck_jobs(jobs: Iterable[SlurmJob], nodes: Mapping[str, SlurmNode], *, now: float) -> list[Stuck]:
     """Return every job that is stuck, by id. Jobs and nodes are whole answers of Slurm of about the same moment."""
-    found = (_stuck(job, nodes, now) for job in sorted(jobs, key=lambda job: job.job_id))
+    jobs = sorted(jobs, key=lambda job: job.job_id)
+    busy = frozenset(node for job in jobs if job.status.base is JobBase.RUNNING for node in job.nodes)
+    found = (_stuck(job, nodes, busy, now) for job in jobs)
     return [one for one in found if one is not None]
 
 
-def _stuck(job: SlurmJob, nodes: Mapping[str, SlurmNode], now: float) -> Stuck | None:
+def _stuck(job: SlurmJob, nodes: Mapping[str, SlurmNode], busy: frozenset[str], now: float) -> Stuck | None:
     if "COMPLETING" in job.status.flags:
-        return _completing(job, nodes, now)
+        return _completing(job, nodes, busy, now)
     if "SPECIAL_EXIT" in job.status.flags:
         return Stuck(job, "put back and held for a special exit code of its own", f"scontrol release {job.job_id}")
     if job.status.base is not JobBase.PENDING:
@@ -51,9 +54,7 @@ def _plain(reason: str) -> str:
 
 
 def _launch_failed(job: SlurmJob, nodes: Mapping[str, SlurmNode], now: float) -> Stuck:
-    bad = [
-        n.name for n in nodes.values() if "prolog error" in n.reason.lower() or "env setup error" in n.reason.lower()
-    ]
+    bad = [node.name for node in nodes.values() if any(word in node.reason.lower() for word in _LAUNCH_ERRORS)]
     where = f"; nodes that say so: {fold(bad)}" if bad else ""
     # Released alone, it waits for the rest of the 120 s that slurmctld puts a requeued job off.
     command = f"scontrol release {job.job_id} && scontrol update jobid={job.job_id} StartTime=now"
@@ -97,14 +98,16 @@ def _nodes_away(job: SlurmJob, nodes: Mapping[str, SlurmNode]) -> Stuck | None:
     return Stuck(job, cause, f"scontrol show node {fold(node.name for node in away)}")
 
 
-def _completing(job: SlurmJob, nodes: Mapping[str, SlurmNode], now: float) -> Stuck | None:
+def _completing(job: SlurmJob, nodes: Mapping[str, SlurmNode], busy: frozenset[str], now: float) -> Stuck | None:
     if job.end_time is None or now - job.end_time < COMPLETING_S:
         return None
-    busy = [n for n in job.nodes if n in nodes and "COMPLETING" in nodes[n].status.flags]
-    where = fold(busy or job.nodes) or "its nodes"
-    cause = f"ended {now - job.end_time:.0f} s ago, but processes or the epilog on {where} do not end"
-    names = fold(busy or job.nodes)
-    # What is stuck in the kernel only a reboot ends; setting the node DOWN lets slurmctld close the job.
+    still = [n for n in job.nodes if n in nodes and "COMPLETING" in nodes[n].status.flags] or list(job.nodes)
+    names = fold(still)
+    cause = f"ended {now - job.end_time:.0f} s ago, but its processes or the epilog on {names} do not end"
+    if busy.intersection(still):
+        cause += "; other jobs run there"
+        return Stuck(job, cause, f"ssh {still[0]} ps -eo pid,stat,wchan:20,args")
+    # What is stuck in the kernel only a reboot ends; DOWN lets slurmctld close the job, and would end any other.
     return Stuck(job, cause, f"scontrol update nodename={names} state=down reason='job {job.job_id} does not end'")
 
 

@@ -105,3 +105,6 @@ def test_a_job_that_does_not_end() -> None:
     (found,) = stuck_jobs([ending], nodes(n1="IDLE", n2="ALLOCATED+COMPLETING"), now=NOW)
     assert "on n2 do not end" in found.cause
     assert "nodename=n2 state=down" in found.command
+    beside = job("RUNNING", job_id=8, nodes=("n2",))
+    (found,) = stuck_jobs([ending, beside], nodes(n1="IDLE", n2="MIXED+COMPLETING"), now=NOW)
+    assert found.command.startswith("ssh n2 ps"), "DOWN would end the other job"
