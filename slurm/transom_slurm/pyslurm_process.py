@@ -19,7 +19,7 @@ from transom_slurm.errors import SlurmUnavailable
 from transom_slurm.runner import OUTPUT_LIMIT
 
 RECYCLE_AFTER = 1000
-"""Questions after which a worker is replaced: it read slurm.conf once, and releases of pyslurm leak memory."""
+"""Questions after which a worker is replaced: it read slurm.conf but once, and its memory is not ours to answer for."""
 _KILL_WAIT_S = 2.0
 _LAST_WORDS = 2000
 
