@@ -1,4 +1,4 @@
-"""What ``transom doctor`` and ``transomd --check`` say: findings, and what Slurm's configuration means for transom. Pure.
+"""What ``transom doctor`` and ``transomd --check`` say: findings, and what Slurm's settings mean for transom. Pure.
 
 Standard library only: the command imports this.
 """
@@ -112,7 +112,7 @@ def _slurmd_timeout(config: Mapping[str, str]) -> list[Finding]:
     if limit is None:
         return [_slurm(Level.UNKNOWN, "SlurmdTimeout is not told", "scontrol show config | grep SlurmdTimeout")]
     if limit == 0:
-        said = "SlurmdTimeout 0: Slurm never says that a node is lost, so none is drained for it (jobs recover all the same)"
+        said = "SlurmdTimeout 0: Slurm never says that a node is lost, so none is drained for it"
         return [_slurm(Level.PROBLEM, said, "set SlurmdTimeout=300 in slurm.conf; scontrol reconfigure")]
     if limit > CONFIRM_S:
         said = (

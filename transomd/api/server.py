@@ -22,7 +22,8 @@ from transom_sql.records import Job
 
 import transomd
 from transomd.api.hooks import HookRoutes
-from transomd.api.views import event_json, job_detail_json, job_json, node_json
+from transomd.api.ops import OpsRoutes
+from transomd.api.views import event_json, job_detail_json, job_json, job_line, node_json
 from transomd.api.wire import LauncherReport
 from transomd.errors import NotFoundError, RefusedError, SpecError, TransomError, UnreachableError, UsageError
 from transomd.settings import Settings
@@ -101,7 +102,9 @@ class Api:
         settings: Settings,
         clock: Callable[[], float],
         hooks: HookRoutes | None = None,
+        ops: OpsRoutes | None = None,
     ) -> None:
+        self._ops = ops
         self._operator = operator
         self._hands = hands
         self._settings = settings
@@ -121,8 +124,13 @@ class Api:
                 web.post("/v1/nodes/undrain", self._undrain),
                 web.post("/v1/launcher", self._launcher),
                 *(hooks.routes() if hooks else ()),
+                *(ops.routes(self._must_be_admin) if ops else ()),
             ]
         )
+
+    def use(self, settings: Settings) -> None:
+        """Go on with other settings."""
+        self._settings = settings
 
     def _user(self, request: web.Request) -> int:
         uid = peer_uid(request)
@@ -150,7 +158,7 @@ class Api:
             "started_at": self._started,
             "mode": "site" if os.geteuid() == 0 else "personal",
             "database": self._settings.daemon.database_url.split("@")[-1],
-            "paused": False,
+            **(self._ops.switches() if self._ops else {"paused": ""}),
             "slurm": {"ok": not slurm.error and slurm.jobs is not None, "at": slurm.jobs_at, "error": slurm.error},
         }
         return web.json_response(told)
@@ -182,13 +190,14 @@ class Api:
                 store.jobs, states=[s.value for s in JobState if s.final], user=user, limit=50
             )
             jobs = [*jobs, *(j for j in ended if (j.finished_at or 0) > recent)]
-        views = [await self._view(job.id) for job in jobs]
-        return web.json_response({"jobs": [job_json(view) for view in views]})
+        latest = await self._operator.db(store.latest, [job.id for job in jobs])
+        withheld = self._operator.withheld
+        return web.json_response({"jobs": [job_line(job, latest[job.id], withheld(job.id)) for job in jobs]})
 
     async def _job(self, request: web.Request) -> web.Response:
         view = await self._own(request)
         checkpoints = await self._operator.db(self._operator.store.checkpoints, view.job.id)
-        return web.json_response(job_detail_json(view, checkpoints))
+        return web.json_response(job_detail_json(view, checkpoints, self._operator.withheld(view.job.id)))
 
     async def _submit(self, request: web.Request) -> web.Response:
         uid = self._user(request)

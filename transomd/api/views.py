@@ -8,7 +8,8 @@ from typing import Any
 
 from transom_slurm.states import DrainRecord, drain_is_own, reason_source
 from transom_slurm.types import SlurmNode
-from transom_sql.records import Attempt, Event, Incident, Intent, Launch, NodeRecord
+from transom_sql.records import Attempt, Event, Incident, Intent, Job, Launch, NodeRecord
+from transom_sql.store import Latest
 
 from transomd.api.wire import LauncherReport
 from transomd.health.types import NodeReport
@@ -16,10 +17,23 @@ from transomd.tol.view import JobView
 from transomd.words import LauncherPhase
 
 
-def job_json(view: JobView) -> dict[str, Any]:
-    """One job, as in lists."""
-    job, attempt = view.job, view.attempts[-1] if view.attempts else None
-    current = view.launches[-1] if view.launches else None
+def job_json(view: JobView, withheld: str = "") -> dict[str, Any]:
+    """One job. ``withheld`` is what would be done about it if transom were not paused."""
+    latest = Latest(
+        attempt=view.attempts[-1] if view.attempts else None,
+        launch=view.launches[-1] if view.launches else None,
+        incident=view.incidents[-1] if view.incidents else None,
+        launches=len(view.launches),
+    )
+    return {
+        **job_line(view.job, latest, withheld),
+        "incident": incident_json(latest.incident) if latest.incident else None,
+    }
+
+
+def job_line(job: Job, latest: Latest, withheld: str = "") -> dict[str, Any]:
+    """One job, as in lists: its incident without the evidence, of which there may be much."""
+    attempt, current, checkpoint = latest.attempt, latest.launch, job.spec.get("checkpoint") or {}
     nodes = list(current.nodes) if current and attempt and current.attempt == attempt.number else []
     held = list(attempt.nodes) if attempt and attempt.ended_at is None else []
     return {
@@ -36,21 +50,22 @@ def job_json(view: JobView) -> dict[str, Any]:
         "step": job.data.get("step"),
         "step_at": job.data.get("step_at"),
         "checkpoint": job.data.get("checkpoint"),
-        "restarts": max(0, len(view.launches) - 1),
+        "restarts": max(0, latest.launches - 1),
+        "withheld": withheld,
         "created_at": job.created_at,
         "changed_at": job.changed_at,
         "finished_at": job.finished_at,
         "run_dir": job.run_dir,
-        "workdir": view.spec.workdir,
-        "checkpoint_dir": view.spec.checkpoint.dir,
-        "incident": incident_json(view.incidents[-1]) if view.incidents else None,
+        "workdir": job.spec.get("workdir", ""),
+        "checkpoint_dir": checkpoint.get("dir", ""),
+        "incident": {**incident_json(latest.incident), "evidence": []} if latest.incident else None,
     }
 
 
-def job_detail_json(view: JobView, checkpoints: Iterable[Any]) -> dict[str, Any]:
+def job_detail_json(view: JobView, checkpoints: Iterable[Any], withheld: str = "") -> dict[str, Any]:
     """One job with everything about it."""
     return {
-        "job": {**job_json(view), "spec": dict(view.job.spec)},
+        "job": {**job_json(view, withheld), "spec": dict(view.job.spec)},
         "attempts": [_attempt_json(a) for a in view.attempts],
         "launches": [launch_json(x) for x in view.launches],
         "incidents": [incident_json(i) for i in view.incidents],
