@@ -26,7 +26,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
+from transomd.api import checked
+from transomd.tee.wire import read_evidence
+from transomd.words import LauncherPhase
+
 T = TypeVar("T")
+
+MAX_LAUNCHES = 64
+"""Launches in one report; a launcher sends its newest twenty."""
+MAX_EVIDENCE = 500
+DETECTORS = frozenset({"exit", "heartbeat", "stall", "asked", "start", "takeover"})
+"""What a launcher may notice a failure by."""
+_PHASES = frozenset(phase.value for phase in LauncherPhase)
 
 
 def _read(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -105,12 +116,58 @@ class LauncherReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LauncherReport:
-        """Read a report. Raises TypeError or ValueError when it is no report."""
-        report = dict(data)
-        report["launches"] = [_read(LaunchReport, item) for item in report.get("launches") or []]
-        failure = report.get("failure")
-        report["failure"] = _read(FailureReport, failure) if failure else None
-        return _read(cls, report)
+        """Read a report, which may come from anybody. Raises ValueError when it is none, or out of all proportion."""
+        failure = data.get("failure")
+        return cls(
+            job_id=checked.integer(data, "job_id"),
+            attempt=checked.integer(data, "attempt", checked.MAX_COUNT),
+            slurm_job_id=checked.integer(data, "slurm_job_id"),
+            generation=checked.integer(data, "generation", checked.MAX_COUNT),
+            host=checked.name(data.get("host"), "host"),
+            phase=checked.word(data, "phase", _PHASES),
+            at=checked.seconds(data, "at"),
+            nodes=checked.names(data, "nodes"),
+            lost=checked.names(data, "lost"),
+            unfit=checked.reasons(data, "unfit"),
+            launches=[
+                _read_launch(checked.mapping(x, "launches")) for x in checked.items(data, "launches", MAX_LAUNCHES)
+            ],
+            failure=None if failure is None else _read_failure(checked.mapping(failure, "failure")),
+            checkpoint_step=checked.maybe_integer(data, "checkpoint_step"),
+            checkpoint_epoch=checked.maybe_integer(data, "checkpoint_epoch", checked.MAX_COUNT),
+            checkpoint_at=checked.maybe_seconds(data, "checkpoint_at"),
+            exit_code=checked.maybe_integer(data, "exit_code", checked.MAX_COUNT),
+            message=checked.line(data, "message"),
+        )
+
+
+def _read_launch(data: Mapping[str, Any]) -> LaunchReport:
+    return LaunchReport(
+        epoch=checked.integer(data, "epoch", checked.MAX_COUNT),
+        nodes=checked.names(data, "nodes"),
+        started_at=checked.seconds(data, "started_at"),
+        ended_at=checked.maybe_seconds(data, "ended_at"),
+        resume_step=checked.maybe_integer(data, "resume_step"),
+        first_step=checked.maybe_integer(data, "first_step"),
+        first_step_at=checked.maybe_seconds(data, "first_step_at"),
+        new_step_at=checked.maybe_seconds(data, "new_step_at"),
+        last_step=checked.maybe_integer(data, "last_step"),
+        last_step_at=checked.maybe_seconds(data, "last_step_at"),
+        end_reason=checked.line(data, "end_reason"),
+    )
+
+
+def _read_failure(data: Mapping[str, Any]) -> FailureReport:
+    evidence = checked.items(data, "evidence", MAX_EVIDENCE)
+    return FailureReport(
+        epoch=checked.integer(data, "epoch", checked.MAX_COUNT),
+        detected_at=checked.seconds(data, "detected_at"),
+        detected_by=checked.word(data, "detected_by", DETECTORS),
+        evidence=[read_evidence(checked.mapping(item, "evidence")).to_json() for item in evidence],
+        lost_nodes=checked.names(data, "lost_nodes"),
+        fenced_at=checked.maybe_seconds(data, "fenced_at"),
+        unfenced=checked.names(data, "unfenced"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

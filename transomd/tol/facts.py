@@ -52,12 +52,9 @@ def fitting_report(view: JobView) -> LauncherReport | None:
 
 
 def allocated(view: JobView, world: World) -> tuple[str, ...]:
-    """Return the nodes that the attempt got: Slurm's word, else the launcher's."""
+    """Return the nodes that the attempt got, by Slurm's word alone: a launcher's could name anybody's."""
     job = world.slurm.job(view.attempt)
-    if isinstance(job, SlurmJob) and job.nodes:
-        return job.nodes
-    report = fitting_report(view)
-    return tuple(sorted({*report.nodes, *report.lost})) if report else view.attempt.nodes
+    return job.nodes if isinstance(job, SlurmJob) and job.nodes else view.attempt.nodes
 
 
 def ended(job: SlurmJob) -> bool:

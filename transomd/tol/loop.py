@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from transomd.tol.decide import decide
 from transomd.tol.directive import directive
 from transomd.tol.drains import CONFIRM_WITHIN_S, propose_drains
 from transomd.tol.observe import Observer
+from transomd.tol.plausible import known_nodes, plausible
 from transomd.tol.switches import (
     PAUSE,
     counted_since,
@@ -45,6 +47,8 @@ T = TypeVar("T")
 ACTIVE = tuple(state.value for state in JobState if not state.final)
 MAX_STEPS = 50
 """Decisions in a row about one job within a cycle; more than this is a fault in the rules, and said."""
+TOKEN_OUTLIVES_S = 3600.0
+"""How long after its job's end a launcher is still told so; nothing that it reports counts any more."""
 
 
 class Operator:
@@ -378,19 +382,37 @@ class Operator:
             await self._settle(job_id)
         self.wake()
 
+    async def launcher_job(self, token: str, job_id: int | None) -> JobView:
+        """Return the job that a launcher's token belongs to; ``job_id`` None: any active one.
+
+        Raises PermissionError for a token that is not the job's, or whose job has been over for long.
+        """
+        digest = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+        if job_id is None:
+            view = next((v for v in self._views.values() if hmac.compare_digest(digest, v.job.token_sha256)), None)
+        else:
+            view = self._views.get(job_id) or await self.db(self.read, job_id)
+        if view is None or not hmac.compare_digest(digest, view.job.token_sha256):
+            raise PermissionError("no such job, or not its token")
+        ended = view.job.finished_at
+        if view.state.final and ended is not None and self._clock() - ended > TOKEN_OUTLIVES_S:
+            raise PermissionError(f"job {view.job.id} is over, and its token with it")
+        return view
+
     async def report(self, report: LauncherReport, token: str) -> Directive:
         """Take a launcher's report and answer it. Raises PermissionError when the token is not the job's."""
-        view = self._views.get(report.job_id) or await self.db(self.read, report.job_id)
-        digest = hashlib.sha256(token.encode()).hexdigest()
-        if view is None or digest != view.job.token_sha256:
-            raise PermissionError(f"job {report.job_id}: no such job, or not its token")
         now = self._clock()
+        answer = self._directive(await self.launcher_job(token, report.job_id), report, now)
         self._watcher.reported(report)
-        answer = self._directive(view, report, now)
         if answer.gate == "refuse" or report.job_id not in self._views:
             return answer
         async with self._lock:
-            view = self._views[report.job_id]
+            view = self._views.get(report.job_id)
+            if view is None or not known_nodes(view, self._observer.world()):
+                # Nothing that a launcher says about nodes is taken before Slurm has said which are the job's.
+                self.wake()
+                return answer
+            report = plausible(view, report, self._observer.world(), now)
             self._views[report.job_id] = replace(view, report=report, report_at=now)
             await self._settle(report.job_id)
             view = self._views.get(report.job_id) or await self.db(self.read, report.job_id)
