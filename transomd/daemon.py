@@ -7,12 +7,11 @@ import asyncio
 import contextlib
 import fcntl
 import logging
-import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from transom_slurm.client import SlurmClient
@@ -25,8 +24,12 @@ from transom_sql.store import Store, StoreError
 from transomd import __version__
 from transomd.api.hooks import HookRoutes
 from transomd.api.server import Api, Server
+from transomd.doctor import exit_code
 from transomd.errors import SpecError, TransomError
-from transomd.log import set_up
+from transomd.log import FORMATS, Inbox, set_up
+from transomd.operations import Operations
+from transomd.preflight import examine, report
+from transomd.service import notify_systemd
 from transomd.settings import Settings, load_settings
 from transomd.tol.act import Actor
 from transomd.tol.loop import Operator
@@ -59,18 +62,8 @@ def only_one(state_dir: Path) -> Iterator[None]:
         lock.close()
 
 
-def notify_systemd(state: str) -> None:
-    """Tell systemd (sd_notify(3)); nothing happens where nobody listens."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.connect("\0" + address[1:] if address.startswith("@") else address)
-        sock.sendall(state.encode())
-
-
-async def slurm_client(settings: Settings) -> SlurmClient:
-    """Return the client that the site asked for, and log why. Raises TransomError for one that cannot be used."""
+async def slurm_client(settings: Settings) -> tuple[SlurmClient, str]:
+    """Return the client that the site asked for, and why it is this one. Raises TransomError if it cannot be used."""
     wish = settings.slurm
     commands = CommandClient(deadlines=Deadlines(query=wish.query_timeout_s, submit=wish.submit_timeout_s))
     argv = worker_argv(wish.pyslurm_python)
@@ -79,48 +72,59 @@ async def slurm_client(settings: Settings) -> SlurmClient:
     except PyslurmUnusable as error:
         raise TransomError(str(error), hint=error.hint) from None
     log.info("%s", why)
-    return client
+    return client, why
 
 
 class Daemon:
-    """The joined parts of one running daemon."""
+    """The joined parts of one running daemon; ``config`` is the site file that SIGHUP has read again."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, config: Path | None = None, inbox: Inbox | None = None) -> None:
         self.settings = settings
+        self._config = config
+        self._inbox = inbox
+        self.reload: Callable[[], None] = lambda: None
         self.clock = time.time
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until told to stop; the death of any part ends all of them."""
         with contextlib.closing(open_store(self.settings.daemon.database_url)) as store:
-            slurm = await slurm_client(self.settings)
+            slurm, why = await slurm_client(self.settings)
             try:
-                await self._serve(store, slurm)
+                await self._serve(store, slurm, lambda: slurm.why if isinstance(slurm, PyslurmClient) else why)
             finally:
                 if isinstance(slurm, PyslurmClient):
                     await slurm.close()
 
-    async def _serve(self, store: Store, slurm: SlurmClient) -> None:
+    async def _serve(self, store: Store, client: SlurmClient, why: Callable[[], str]) -> None:
         settings = self.settings
+        ops = Operations(settings, self.clock, self._inbox)
+        slurm = ops.metered(client)
         port = await self._port()
         url = settings.daemon.launcher_url(port)
         reach = Reach(settings, self.clock, url)
         observer = Observer(slurm, reach, self.clock, changed=lambda: operator.wake())
         actor = Actor(slurm, reach, settings, self.clock)
-        operator = Operator(store, observer, actor, settings, self.clock)
+        operator = Operator(store, observer, actor, settings, self.clock, watcher=ops.watchers)
         hands = Hands(operator, settings, self.clock, url)
         watch = NodeWatch(operator, settings, self.clock)
         hooks = HookRoutes(watch, settings.hooks_key, self.clock)
-        server = Server(Api(operator, hands, settings, self.clock, hooks), settings)
+        routes = ops.routes(operator, observer, why)
+        api = Api(operator, hands, settings, self.clock, hooks, routes)
+        server = Server(api, settings)
+        parts = (operator, actor, hands, reach, watch, api, routes)
+        self.reload = lambda: setattr(self, "settings", ops.reload(self._config, parts))
         try:
             await operator.start()
             await watch.start()
             await server.start(port)
+            await ops.start()
             log.info("transomd %s serves %s, launchers at %s", __version__, settings.daemon.socket, url)
             notify_systemd("READY=1")
-            await self._until_stopped(operator)
+            await self._until_stopped(operator, ops)
         finally:
             notify_systemd("STOPPING=1")
+            await ops.close()
             await server.close()
             await operator.close()
             await reach.close()
@@ -140,8 +144,9 @@ class Daemon:
         kept.write_text(str(port))
         return port
 
-    async def _until_stopped(self, operator: Operator) -> None:
+    async def _until_stopped(self, operator: Operator, ops: Operations) -> None:
         parts = {
+            asyncio.create_task(ops.notifier.run(), name="notifier"),
             asyncio.create_task(operator.run(), name="operator"),
             asyncio.create_task(self.stop.wait(), name="stop"),
         }
@@ -153,9 +158,9 @@ class Daemon:
             task.result()
 
 
-async def _amain(settings: Settings) -> None:
-    daemon = Daemon(settings)
+async def _amain(daemon: Daemon) -> None:
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: daemon.reload())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop.set)
     await daemon.run()
@@ -163,20 +168,24 @@ async def _amain(settings: Settings) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the daemon in the foreground; systemd or a shell keeps it."""
-    parser = argparse.ArgumentParser(prog="transomd", description="The transom daemon. Stop it with SIGTERM.")
+    parser = argparse.ArgumentParser(
+        prog="transomd", description="The transom daemon. Stop it with SIGTERM; SIGHUP has it read its site file again."
+    )
     parser.add_argument("--config", type=Path, help="site file (default: $TRANSOM_CONFIG, /etc/transom/transomd.toml)")
-    parser.add_argument("--check", action="store_true", help="read the site file, say what is wrong, and leave")
+    parser.add_argument("--check", action="store_true", help="look at all that it needs, change nothing, and leave")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument("--log-format", default="text", choices=FORMATS)
     parser.add_argument("--version", action="version", version=f"transomd {__version__}")
     args = parser.parse_args(argv)
-    set_up(args.log_level)
+    inbox = set_up(args.log_level, args.log_format)
     try:
         settings = load_settings(args.config)
         if args.check:
-            print("the site file is good")
-            return int(ExitCode.OK)
+            found = asyncio.run(examine(settings))
+            print(report(found))
+            return int(exit_code(found))
         with only_one(Path(settings.daemon.state_dir)):
-            asyncio.run(_amain(settings))
+            asyncio.run(_amain(Daemon(settings, args.config, inbox)))
     except (TransomError, StoreError) as error:
         _tell(error)
         return int(getattr(error, "exit_code", ExitCode.ERROR))

@@ -71,7 +71,7 @@ class NodeWatch:
         self._locks: dict[str, asyncio.Lock] = {}
         operator.propose_from(self._proposals)
 
-    def reload(self, settings: Settings) -> None:
+    def use(self, settings: Settings) -> None:
         """Judge by other settings from the next report on. Raises SpecError for limits that cannot be."""
         self._profile = settings.health.profile()
         self._settings = settings
