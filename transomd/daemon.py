@@ -30,7 +30,9 @@ from transomd.log import FORMATS, Inbox, set_up
 from transomd.operations import Operations
 from transomd.preflight import examine, report
 from transomd.service import notify_systemd
-from transomd.settings import Settings, load_settings
+from transomd.modes import load
+from transomd.rights import Rights
+from transomd.settings import Settings
 from transomd.tol.act import Actor
 from transomd.tol.loop import Operator
 from transomd.tol.manual import Hands
@@ -62,10 +64,12 @@ def only_one(state_dir: Path) -> Iterator[None]:
         lock.close()
 
 
-async def slurm_client(settings: Settings) -> tuple[SlurmClient, str]:
+async def slurm_client(settings: Settings, rights: Rights) -> tuple[SlurmClient, str]:
     """Return the client that the site asked for, and why it is this one. Raises TransomError if it cannot be used."""
     wish = settings.slurm
-    commands = CommandClient(deadlines=Deadlines(query=wish.query_timeout_s, submit=wish.submit_timeout_s))
+    commands = CommandClient(
+        rights.run, deadlines=Deadlines(query=wish.query_timeout_s, submit=wish.submit_timeout_s)
+    )
     argv = worker_argv(wish.pyslurm_python)
     try:
         client, why = await choose_client(commands, wish.client, argv=argv, deadline_s=wish.query_timeout_s)
@@ -84,12 +88,13 @@ class Daemon:
         self._inbox = inbox
         self.reload: Callable[[], None] = lambda: None
         self.clock = time.time
+        self.rights = Rights(settings, self.clock)
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until told to stop; the death of any part ends all of them."""
         with contextlib.closing(open_store(self.settings.daemon.database_url)) as store:
-            slurm, why = await slurm_client(self.settings)
+            slurm, why = await slurm_client(self.settings, self.rights)
             try:
                 await self._serve(store, slurm, lambda: slurm.why if isinstance(slurm, PyslurmClient) else why)
             finally:
@@ -102,7 +107,7 @@ class Daemon:
         slurm = ops.metered(client)
         port = await self._port()
         url = settings.daemon.launcher_url(port)
-        reach = Reach(settings, self.clock, url)
+        reach = Reach(settings, self.rights, url)
         observer = Observer(slurm, reach, self.clock, changed=lambda: operator.wake())
         actor = Actor(slurm, reach, settings, self.clock)
         operator = Operator(store, observer, actor, settings, self.clock, watcher=ops.watchers)
@@ -127,7 +132,7 @@ class Daemon:
             await ops.close()
             await server.close()
             await operator.close()
-            await reach.close()
+            await self.rights.close()
 
     async def _port(self) -> int:
         """Choose the launchers' port before anything is told about it: a fixed one, or a free one that is kept."""
@@ -177,9 +182,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--log-format", default="text", choices=FORMATS)
     parser.add_argument("--version", action="version", version=f"transomd {__version__}")
     args = parser.parse_args(argv)
+    os.umask(0o077)
     inbox = set_up(args.log_level, args.log_format)
     try:
-        settings = load_settings(args.config)
+        settings = load(args.config)
         if args.check:
             found = asyncio.run(examine(settings))
             print(report(found))

@@ -183,10 +183,11 @@ async def _start(
     argv: Sequence[str], stdin: str | None, env: Mapping[str, str], cwd: str | None, user: UserIdentity | None
 ) -> tuple[asyncio.SubprocessTransport, _Output]:
     """Start the child; raises CommandNotStarted when it certainly did not execute."""
-    rights: dict[str, object] = {}
+    # A job gets the umask that sbatch had, which must not be a daemon's.
+    rights: dict[str, object] = {"umask": 0o022}
     words = list(argv)
     if user is not None and (user.uid != os.geteuid() or os.geteuid() == 0):
-        rights = {"user": user.uid, "group": user.gid, "extra_groups": list(user.groups), "umask": 0o022}
+        rights |= {"user": user.uid, "group": user.gid, "extra_groups": list(user.groups)}
         # subprocess enters cwd before it gives up its rights; env does it after.
         words, cwd = ([_ENV, "-C", cwd, *argv] if cwd else words), "/"
     try:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from transom_slurm.runner import user_identity
 from transom_slurm.states import drain_refusal
-from transom_slurm.types import SlurmNode, SubmitRequest, UserIdentity
+from transom_slurm.types import SlurmNode, SubmitRequest
 from transom_sql.records import Attempt, Intent, Job, NodeRecord
 
 from transomd.api.views import owned
@@ -22,11 +20,6 @@ from transomd.tol.submission import submit_request
 from transomd.words import IntentKind, IntentState
 
 Result = dict[str, Any]
-
-
-def identity(uid: int) -> UserIdentity | None:
-    """Return who to run as; None when that is this process's own user already."""
-    return None if uid == os.geteuid() else user_identity(uid)
 
 
 class Hands:
