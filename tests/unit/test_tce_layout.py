@@ -199,7 +199,7 @@ Named = collections.namedtuple("Named", "x")
         (io.StringIO(), "state['k']"),
         (frozenset({1}), "state['k']"),
     ],
-    ids=str,
+    ids=lambda case: case if isinstance(case, str) else type(case).__name__,
 )
 def test_what_could_not_be_loaded_again_is_refused_by_its_path(value: Any, path: str) -> None:
     with pytest.raises(CheckpointError) as caught:
