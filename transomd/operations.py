@@ -18,11 +18,12 @@ from transomd.doctor import Finding
 from transomd.errors import SpecError, TransomError
 from transomd.log import Inbox
 from transomd.metrics import Metrics, metered
+from transomd.modes import load
 from transomd.notify import Notifier
 from transomd.preflight import command_client, rights
 from transomd.reload import reloaded
 from transomd.service import Watchdog, notify_systemd, reloading, watchdog_s
-from transomd.settings import Settings, load_settings
+from transomd.settings import Settings
 from transomd.tol.loop import Operator
 from transomd.tol.observe import Observer
 from transomd.tol.watchers import Watchers
@@ -109,7 +110,7 @@ class Operations:
         """Read the site file again, all or nothing; return the settings that hold now."""
         reloading()
         try:
-            found = reloaded(self._settings, load_settings(config))
+            found = reloaded(self._settings, load(config))
         except TransomError as error:
             faults = "".join(f"\n  {fault}" for fault in (error.faults if isinstance(error, SpecError) else ()))
             log.error("the site file was not taken, and the settings are as they were: %s%s", error, faults)
