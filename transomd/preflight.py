@@ -21,8 +21,8 @@ from transom_sql.upgrade import current, newest
 
 from transomd.doctor import Finding, slurm_findings
 from transomd.health.ssh import SshFailure, SshPool
+from transomd.rights import ssh_settings
 from transomd.settings import Settings
-from transomd.tol.reach import ssh_settings
 from transomd.words import Level
 
 NO_NODE = "transom-no-such-node"
