@@ -187,6 +187,10 @@ class PyslurmClient:
         except PyslurmFault as fault:
             log.warning("pyslurm: %s; Slurm's commands are asked", fault)
             return None
+        except SlurmUnavailable:
+            # It may come back as another release.
+            self._compared = ""
+            raise
         self._lost = 0
         return answer
 

@@ -25,7 +25,7 @@ _LAST_WORDS = 2000
 
 
 class WorkerLost(SlurmUnavailable):
-    """The worker crashed or was killed at its deadline: no answer, so nothing is known."""
+    """The worker crashed while it was asked, or was killed at its deadline: no answer, so nothing is known."""
 
 
 class PyslurmFault(Exception):
@@ -90,16 +90,16 @@ class WorkerProcess:
     async def close(self) -> None:
         """End the worker, if one runs."""
         process, self._process, self._hello = self._process, None, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(asyncio.TimeoutError, BrokenPipeError, ConnectionResetError):
-            await asyncio.wait_for(process.communicate(), _KILL_WAIT_S)
-        if self._errors is not None:
-            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _LAST_WORDS))
-            self._last_words = self._errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-            self._errors.close()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(asyncio.TimeoutError, BrokenPipeError, ConnectionResetError):
+                await asyncio.wait_for(process.communicate(), _KILL_WAIT_S)
+        errors, self._errors = self._errors, None
+        if errors is not None:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_WORDS))
+            self._last_words = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            errors.close()
 
     async def _within(self, verb: str, work: Any) -> Any:
         try:
@@ -143,10 +143,14 @@ class WorkerProcess:
                 limit=OUTPUT_LIMIT,
             )
         except OSError as error:
-            self._errors.close()
+            await self.close()
             raise PyslurmFault(f"{self._argv[0]} cannot be started: {error.strerror}") from None
         self._asked = 0
-        said = await self._line("start")
+        try:
+            said = await self._line("start")
+        except WorkerLost as lost:
+            # A library of another Slurm crashes, and one without a usable slurm.conf leaves: commands may still work.
+            said = {"error": lost.cause}
         if "error" in said:
             await self.close()
             raise PyslurmFault(f"pyslurm does not import in {self._argv[-3]} ({said['error']})")

@@ -136,8 +136,9 @@ async def test_with_a_slurm_conf_that_is_none_pyslurm_ends_its_process_and_not_o
 ) -> None:
     (tmp_path / "slurm.conf").write_text("nonsense\n")
     env = {**clean_env(), "SLURM_CONF": str(tmp_path / "slurm.conf")}
-    client, why = await choose_client(CommandClient(env=env), argv=worker_argv(python), env=env)
-    assert isinstance(client, PyslurmClient)
+    commands = CommandClient(env=env)
+    client, why = await choose_client(commands, argv=worker_argv(python), env=env)
+    assert client is commands
     assert "ended with 1" in why
     assert "fatal" in why
 

@@ -292,11 +292,35 @@ async def test_no_such_interpreter_is_a_reason_too() -> None:
     assert "/no/python cannot be started: No such file" in why
 
 
-async def test_without_a_slurm_conf_the_library_ends_the_worker_and_the_choice_is_put_off(library: Make) -> None:
-    text = "import os; os.write(2, b'fatal: Could not establish a configuration source\\n'); os._exit(1)"
-    client, why = await choose_client(CommandClient(Commands(), env=ENV), argv=library(text=text), env=ENV)
-    assert isinstance(client, PyslurmClient)
-    assert "ended with 1: fatal: Could not establish a configuration source" in why
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "os.write(2, b'fatal: no configuration\\n'); os._exit(1)",
+            r"its worker ended with 1: fatal: no configuration",
+        ),
+        ("import ctypes; ctypes.string_at(0)", "its worker was killed by SIGSEGV"),
+    ],
+)
+async def test_a_library_that_ends_or_crashes_on_import_is_left_alone(library: Make, text: str, cause: str) -> None:
+    commands = CommandClient(Commands(), env=ENV)
+    client, why = await choose_client(commands, argv=library(text=f"import os; {text}"), env=ENV)
+    assert client is commands
+    assert cause in why
+
+
+async def test_slurm_is_upgraded_under_a_running_daemon(connect: Connect, tmp_path: Path) -> None:
+    commands, away = Commands(), tmp_path / "away"
+    client = connect(commands, load=f"if os.path.exists({str(away)!r}): raise RPCError('Unable to contact')")
+    assert list(await client.jobs()) == [7]
+    away.touch()
+    with pytest.raises(SlurmUnavailable):
+        await client.jobs()
+    away.unlink()
+    commands.config = CONFIG.replace("22.05.8", "23.11.4")
+    assert dict(await client.jobs()) == {}
+    assert commands.asked[-1].startswith("squeue")
+    assert client.why.endswith("pyslurm 22.5.3 was built for another Slurm than the 23.11.4 that runs")
 
 
 async def test_while_slurmctld_is_silent_the_comparison_is_put_off(library: Make) -> None:
