@@ -101,6 +101,12 @@ class PostgresServer:
         """The URL of a database."""
         return f"postgresql+psycopg:///{database}?host={self.folder}&user=transom"
 
+    def dump(self, database: str) -> str:
+        """Everything in a database as SQL that any client can run."""
+        said = self._run("pg_dump", "-h", str(self.folder), "-U", "transom", "--column-inserts", "--no-owner", database)
+        # Newer versions guard what they write with commands of psql's own.
+        return "".join(line for line in said.splitlines(keepends=True) if not line.startswith("\\"))
+
     def sql(self, statement: str, *, database: str = "postgres") -> str:
         """Run a statement as the superuser, and return what psql prints."""
         argv = [str(self._programs / "psql"), "-h", str(self.folder), "-U", "transom", "-d", database]

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import os
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from transom_slurm.commands import CommandClient, Deadlines
 from transom_slurm.pyslurm_client import PyslurmClient, PyslurmUnusable, choose_client
 from transom_slurm.pyslurm_process import worker_argv
 from transom_sql.engine import open_store
+from transom_sql.owner import owner_name
 from transom_sql.store import Store, StoreError
 
 from transomd import __version__
@@ -27,11 +29,11 @@ from transomd.api.server import Api, Server
 from transomd.doctor import exit_code
 from transomd.errors import SpecError, TransomError
 from transomd.log import FORMATS, Inbox, set_up
+from transomd.modes import load
 from transomd.operations import Operations
 from transomd.preflight import examine, report
-from transomd.service import notify_systemd
-from transomd.modes import load
 from transomd.rights import Rights
+from transomd.service import notify_systemd
 from transomd.settings import Settings
 from transomd.tol.act import Actor
 from transomd.tol.loop import Operator
@@ -93,7 +95,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve until told to stop; the death of any part ends all of them."""
-        with contextlib.closing(open_store(self.settings.daemon.database_url)) as store:
+        with contextlib.closing(open_store(self.settings.daemon.database_url, owner=owner_name())) as store:
             slurm, why = await slurm_client(self.settings, self.rights)
             try:
                 await self._serve(store, slurm, lambda: slurm.why if isinstance(slurm, PyslurmClient) else why)
@@ -181,10 +183,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     parser.add_argument("--log-format", default="text", choices=FORMATS)
     parser.add_argument("--version", action="version", version=f"transomd {__version__}")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="[db ...]", help="the database: transomd db -h")
     args = parser.parse_args(argv)
     os.umask(0o077)
-    inbox = set_up(args.log_level, args.log_format)
+    if args.words and args.words[0] != "db":
+        parser.error(f"unknown word: {args.words[0]}")
+    inbox = set_up("ERROR" if args.check else args.log_level, args.log_format)
     try:
+        if args.words:
+            from transomd.dbtool import run
+
+            return run(args.words[1:], args.config)
         settings = load(args.config)
         if args.check:
             found = asyncio.run(examine(settings))

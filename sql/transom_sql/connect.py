@@ -32,7 +32,7 @@ def connect(url: str, *, create: bool) -> Engine:
     A missing SQLite file is made (mode 0600, empty) when ``create``. The engine's option ``transom_writes`` marks a
     connection whose transactions are going to write (see :func:`writer`).
     """
-    parsed = _parse(url)
+    parsed = parse_url(url)
     if parsed.get_backend_name() == "postgresql":
         return _made(parsed, postgres_engine)
     file = sqlite_file(parsed)
@@ -86,8 +86,8 @@ def _write_ahead(cursor: DBAPICursor, deadline: float) -> str:
             time.sleep(_LOOK_AGAIN)
 
 
-def _parse(url: str) -> URL:
-    """A URL of a kind of database that the migrations know."""
+def parse_url(url: str) -> URL:
+    """A URL of a kind of database that transom knows, with its driver; raises StoreError."""
     try:
         parsed = with_driver(make_url(url))
     except ArgumentError:

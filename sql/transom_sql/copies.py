@@ -38,35 +38,37 @@ def prepared_copy(source: Path, target: Path) -> Iterator[Path]:
         os.close(descriptor)
     copy = Path(name)
     try:
-        # An error of the copy is the target's; one of the source shows as damage.
-        with explain_file(operation, copy):
-            _copy(source, copy)
-        verify(copy)
+        with explain_file(operation, source), closing(open_file(source)) as origin:
+            origin.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            with explain_file(operation, target):
+                _copy(origin, copy)
+        verify(copy, source)
         yield copy
     finally:
         for left in (copy, *side_files(copy)):
             left.unlink(missing_ok=True)
 
 
-def _copy(source: Path, copy: Path) -> None:
-    with closing(_open(source)) as origin, closing(sqlite3.connect(copy)) as target:
+def _copy(origin: sqlite3.Connection, copy: Path) -> None:
+    with closing(sqlite3.connect(copy)) as target:
         origin.backup(target, pages=_PAGES_A_TURN)
         # The write-ahead log would make a second file of it.
         target.execute("PRAGMA journal_mode=DELETE")
     _flush(copy)
 
 
-def _open(file: Path) -> sqlite3.Connection:
-    """Open for reading; a missing file is not made."""
+def open_file(file: Path) -> sqlite3.Connection:
+    """Open a database that is there; a missing file is not made."""
     return sqlite3.connect(f"file:{quote(str(file))}?mode=rw", uri=True, timeout=10)
 
 
-def verify(file: Path) -> None:
-    """Read every page of a database that nobody uses. Raises StoreError with what is wrong."""
-    with explain_file(f"verify {file}", file), closing(_open(file)) as connection:
+def verify(copy: Path, source: Path) -> None:
+    """Read every page of a copy. Raises StoreError, which speaks of what it is a copy of."""
+    with explain_file(f"verify the copy of {source}", source), closing(open_file(copy)) as connection:
         faults = faults_of(connection)
     if faults:
-        raise StoreError(f"verify {file}: the database is damaged: {'; '.join(faults)}", hint="use another copy")
+        cause = f"the database is damaged: {'; '.join(faults)}"
+        raise StoreError(f"verify the copy of {source}: {cause}", hint="transomd db restore BACKUP, one that is older")
 
 
 def faults_of(connection: sqlite3.Connection) -> list[str]:

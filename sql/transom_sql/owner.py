@@ -39,7 +39,7 @@ def own(engine: Engine, owner: str) -> Ownership:
     """Own the engine's database. Raises StoreError, which names the holder, when another does."""
     file = sqlite_file(engine.url)
     if file is not None:
-        return Ownership(writer(engine), _lock(file, owner))
+        return Ownership(writer(engine), own_file(file, owner))
     if engine.dialect.name != "postgresql":
         return Ownership(writer(engine), lambda: None)
     owning = owning_engine(engine.url, owner)
@@ -65,8 +65,11 @@ def lock_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.lock")
 
 
-def _lock(file: Path, owner: str) -> Callable[[], None]:
-    """SQLite's own locks do not do: a reader that closes the database file would drop them."""
+def own_file(file: Path, owner: str) -> Callable[[], None]:
+    """Own a SQLite file, be it there or not; return what gives it up. Raises StoreError, which names the holder.
+
+    SQLite's own locks would not do: a reader that closes the database file drops them.
+    """
     where = lock_file(file)
     try:
         held = os.open(where, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
