@@ -25,7 +25,8 @@ from transom_sql.store import Store, StoreError
 
 from transomd import __version__
 from transomd.api.hooks import HookRoutes
-from transomd.api.server import Api, Server
+from transomd.api.listen import Server
+from transomd.api.server import Api
 from transomd.doctor import exit_code
 from transomd.errors import SpecError, TransomError
 from transomd.log import FORMATS, Inbox, set_up

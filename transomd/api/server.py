@@ -1,17 +1,14 @@
-"""The daemon's HTTP side: users on the Unix socket (the kernel says who), launchers on TCP (a token says whose)."""
+"""The daemon's HTTP side: users, by :mod:`transomd.api.access`, and launchers on TCP (a token says whose)."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
+import math
 import os
-import pwd
+import re
 import secrets
-import socket
-import struct
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -21,11 +18,15 @@ from transom_slurm.nodesets import HostlistError, expand
 from transom_sql.records import Job
 
 import transomd
+from transomd.api import checked
+from transomd.api.access import Access
 from transomd.api.hooks import HookRoutes
+from transomd.api.limits import Buckets
 from transomd.api.ops import OpsRoutes
 from transomd.api.views import event_json, job_detail_json, job_json, job_line, node_json
 from transomd.api.wire import LauncherReport
 from transomd.errors import NotFoundError, RefusedError, SpecError, TransomError, UnreachableError, UsageError
+from transomd.modes import user_name
 from transomd.settings import Settings
 from transomd.spec import JobSpec
 from transomd.tol import manual
@@ -39,6 +40,17 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY = 8 * 1024 * 1024
 MAX_WAIT_S = 55.0
+MAX_EVENTS = 10_000
+MAX_ID = 1 << 53
+MAX_PATH = 4096
+BODY_S = 20.0
+"""How long a launcher may take to send a report."""
+REPORTS_PER_S, REPORTS_AT_ONCE = 10.0, 60.0
+"""What the launcher of one job may report: a few a second while something happens."""
+_OWN_AUTHENTICATION = frozenset({"/v1/launcher", "/v1/hooks"})
+"""Paths that are not users': who asks is settled by what answers them."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_UID = "transom-uid"
 _STATUS = {
     ExitCode.USAGE: 400,
     ExitCode.REFUSED: 403,
@@ -46,25 +58,6 @@ _STATUS = {
     ExitCode.UNREACHABLE: 503,
     ExitCode.ERROR: 500,
 }
-
-
-def peer_uid(request: web.Request) -> int | None:
-    """Return the uid of the process at the other end of the Unix socket (SO_PEERCRED); None over TCP."""
-    transport = request.transport
-    sock: socket.socket | None = transport.get_extra_info("socket") if transport else None
-    if sock is None or sock.family != socket.AF_UNIX:
-        return None
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", raw)[1]
-    return uid
-
-
-def user_name(uid: int) -> str:
-    """Return the login name of a uid, or the number where there is none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 @web.middleware
@@ -80,7 +73,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _problem(503, str(error), error.hint or "sinfo", ExitCode.UNREACHABLE)
     except PermissionError as error:
         return _problem(403, str(error), "", ExitCode.REFUSED)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         return _problem(400, f"{request.method} {request.path}: not understood: {error}", "", ExitCode.USAGE)
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
@@ -110,7 +103,9 @@ class Api:
         self._settings = settings
         self._clock = clock
         self._started = clock()
-        self.app = web.Application(middlewares=[_errors], client_max_size=MAX_BODY)
+        self._access = Access(settings)
+        self._reports = Buckets(REPORTS_PER_S, REPORTS_AT_ONCE, clock)
+        self.app = web.Application(middlewares=[_errors, self._settle_sender], client_max_size=MAX_BODY)
         self.app.add_routes(
             [
                 web.get("/v1/daemon", self._daemon),
@@ -131,15 +126,25 @@ class Api:
     def use(self, settings: Settings) -> None:
         """Go on with other settings."""
         self._settings = settings
+        self._access.use(settings)
+
+    @web.middleware
+    async def _settle_sender(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Settle who a user is before anything else; a route that is not known needs a user too."""
+        if request.path in _OWN_AUTHENTICATION:
+            return await handler(request)
+        async with self._access.entered(request) as uid:
+            request[_UID] = uid
+            return await handler(request)
 
     def _user(self, request: web.Request) -> int:
-        uid = peer_uid(request)
-        if uid is None:
-            raise RefusedError("only launchers may come over TCP", hint="use the Unix socket on the head node")
+        uid = request.get(_UID)
+        if not isinstance(uid, int):
+            raise RefusedError("nobody is known to have sent this")
         return uid
 
     def _admin(self, uid: int) -> bool:
-        return uid in (0, os.geteuid()) or user_name(uid) in self._settings.daemon.admins
+        return self._access.admin(uid)
 
     def _must_be_admin(self, request: web.Request, what: str) -> str:
         uid = self._user(request)
@@ -151,19 +156,30 @@ class Api:
         return user_name(uid)
 
     async def _daemon(self, request: web.Request) -> web.Response:
-        self._user(request)
+        uid = self._user(request)
         slurm = self._operator.world().slurm
+        stopped: dict[str, Any] = self._ops.switches() if self._ops else {"paused": ""}
+        withheld = stopped.get("withheld", [])
         told = {
             "version": transomd.__version__,
             "started_at": self._started,
-            "mode": "site" if os.geteuid() == 0 else "personal",
-            "database": self._settings.daemon.database_url.split("@")[-1],
-            **(self._ops.switches() if self._ops else {"paused": ""}),
+            "mode": "personal" if self._settings.personal else "site",
+            "owner": user_name(os.geteuid()),
+            "database": _shown_url(self._settings.daemon.database_url),
+            **stopped,
+            "withheld": [one for one in withheld if self._may_see(uid, one["job"])],
             "slurm": {"ok": not slurm.error and slurm.jobs is not None, "at": slurm.jobs_at, "error": slurm.error},
         }
         return web.json_response(told)
 
+    def _may_see(self, uid: int, job_id: int) -> bool:
+        """Whether an active job is a user's own, or the user an administrator."""
+        view = self._operator.view(job_id)
+        return self._admin(uid) or (view is not None and view.job.uid == uid)
+
     async def _view(self, job_id: int) -> JobView:
+        if not 0 < job_id < MAX_ID:
+            raise NotFoundError("there is no such job", hint="transom status --all")
         view = self._operator.view(job_id) or await self._operator.db(self._operator.read, job_id)
         if view is None:
             raise NotFoundError(f"job {job_id}: there is no such job", hint="transom status --all")
@@ -173,7 +189,7 @@ class Api:
         uid = self._user(request)
         view = await self._view(int(request.match_info["id"]))
         if view.job.uid != uid and not self._admin(uid):
-            raise RefusedError(f"job {view.job.id} belongs to {view.job.user}", hint="transom status")
+            raise RefusedError(f"job {view.job.id} is not yours", hint="transom status")
         return view
 
     async def _jobs(self, request: web.Request) -> web.Response:
@@ -190,6 +206,8 @@ class Api:
                 store.jobs, states=[s.value for s in JobState if s.final], user=user, limit=50
             )
             jobs = [*jobs, *(j for j in ended if (j.finished_at or 0) > recent)]
+        # Names may be given to somebody else; a uid's jobs stay that uid's.
+        jobs = [job for job in jobs if self._admin(uid) or job.uid == uid]
         latest = await self._operator.db(store.latest, [job.id for job in jobs])
         withheld = self._operator.withheld
         return web.json_response({"jobs": [job_line(job, latest[job.id], withheld(job.id)) for job in jobs]})
@@ -201,14 +219,18 @@ class Api:
 
     async def _submit(self, request: web.Request) -> web.Response:
         uid = self._user(request)
-        body = await request.json()
-        spec = JobSpec.from_stored(body["spec"])
+        body = checked.parse(await request.read())
+        spec = JobSpec.from_stored(checked.mapping(body.get("spec"), "spec"))
         self._limits(spec)
+        self._has_room(uid)
         await self._partition_exists(spec)
-        if body.get("dry_run"):
-            job = self._new_job(spec, uid, str(body["run_dir"]), str(body["cwd"]), secrets.token_hex(16))
+        dry_run = bool(body.get("dry_run"))
+        secret = secrets.token_hex(32) if dry_run else body.get("token_sha256")
+        job = self._new_job(spec, uid, body.get("run_dir"), body.get("cwd"), secret)
+        if dry_run:
             return web.json_response({"plan": self._plan(job, spec)})
-        job = self._new_job(spec, uid, str(body["run_dir"]), str(body["cwd"]), str(body["token"]))
+        if any(view.job.run_dir == job.run_dir for view in self._operator.views().values()):
+            raise RefusedError(f"the run folder {job.run_dir} is another job's", hint="transom status")
         stored = await self._operator.submit(job)
         return web.json_response({"job": job_json(await self._view(stored.id))}, status=201)
 
@@ -226,6 +248,11 @@ class Api:
         if faults:
             raise SpecError("the job asks for more than the site allows", faults, hint="lower it and submit again")
 
+    def _has_room(self, uid: int) -> None:
+        most = self._settings.policy.max_jobs
+        if not self._admin(uid) and sum(view.job.uid == uid for view in self._operator.views().values()) >= most:
+            raise RefusedError(f"you have {most} jobs already (policy.max_jobs)", hint="transom status")
+
     async def _partition_exists(self, spec: JobSpec) -> None:
         nodes = self._operator.world().slurm.nodes
         if nodes is None or not spec.partition:
@@ -236,18 +263,18 @@ class Api:
             fault = f"partition: Slurm has no {', '.join(unknown)}; it has {', '.join(known)}"
             raise SpecError("the job cannot be submitted", (fault,), hint="sinfo -o %P")
 
-    def _new_job(self, spec: JobSpec, uid: int, run_dir: str, cwd: str, token: str) -> Job:
-        if not run_dir.startswith("/") or not cwd.startswith("/") or len(token) < 32:
-            raise UsageError("submit: run_dir and cwd must be absolute, the token at least 32 characters")
+    def _new_job(self, spec: JobSpec, uid: int, run_dir: object, cwd: object, token_sha256: object) -> Job:
+        if not isinstance(token_sha256, str) or not _SHA256.fullmatch(token_sha256):
+            raise UsageError("submit: token_sha256 must be the SHA-256 of the job's token, in lower-case hexadecimal")
         now = self._clock()
         return Job(
             name=spec.name,
             user=user_name(uid),
             uid=uid,
             spec=spec.model_dump(mode="json"),
-            run_dir=run_dir,
-            cwd=cwd,
-            token_sha256=hashlib.sha256(token.encode()).hexdigest(),
+            run_dir=_path("run_dir", run_dir),
+            cwd=_path("cwd", cwd),
+            token_sha256=token_sha256,
             state=JobState.SUBMITTED.value,
             reason="recorded",
             created_at=now,
@@ -266,14 +293,16 @@ class Api:
     async def _events(self, request: web.Request) -> web.Response:
         uid = self._user(request)
         query = request.query
-        job_id = int(query["job"]) if "job" in query else None
+        job_id = _number(query, "job", MAX_ID) if "job" in query else None
         if job_id is not None and (await self._view(job_id)).job.uid != uid and not self._admin(uid):
             raise RefusedError(f"job {job_id} is not yours", hint="transom status")
         if job_id is None and not self._admin(uid):
             raise RefusedError("only an administrator sees the events of everybody", hint="transom events --job JOB")
-        wanted = {"job_id": job_id, "node": query.get("node"), "limit": min(int(query.get("limit", 1000)), 10_000)}
-        after = int(query.get("after", 0))
-        until = self._clock() + min(float(query.get("wait", 0)), MAX_WAIT_S)
+        limit = max(1, min(_number(query, "limit", MAX_ID, 1000), MAX_EVENTS))
+        wanted = {"job_id": job_id, "node": query.get("node"), "limit": limit}
+        after = _number(query, "after", MAX_ID)
+        wait = float(query.get("wait", 0))
+        until = self._clock() + (min(wait, MAX_WAIT_S) if math.isfinite(wait) else 0.0)
         while True:
             events = await self._operator.db(self._operator.store.events, after=after, **wanted)
             if events or self._clock() >= until:
@@ -283,11 +312,11 @@ class Api:
         return web.json_response({"events": [event_json(e) for e in events], "last": last})
 
     async def _nodes(self, request: web.Request) -> web.Response:
-        self._user(request)
+        uid = self._user(request)
         world = self._operator.world()
         records = {r.name: r for r in await self._operator.db(self._operator.store.nodes)}
         told = [
-            node_json(node, records.get(name), world.health.get(name), self._operator.jobs_on(name))
+            node_json(node, records.get(name), world.health.get(name), self._jobs_on(name, uid))
             for name, node in (world.slurm.nodes or {}).items()
         ]
         slurm = {"ok": world.slurm.nodes is not None, "at": world.slurm.nodes_at, "error": world.slurm.error}
@@ -297,9 +326,21 @@ class Api:
             )
         return web.json_response({"nodes": told, "slurm": slurm})
 
+    def _jobs_on(self, node: str, uid: int) -> list[int]:
+        return [job for job in self._operator.jobs_on(node) if self._may_see(uid, job)]
+
+    def _may_drain(self, request: web.Request, what: str) -> str:
+        who = self._must_be_admin(request, what)
+        if self._settings.personal:
+            raise RefusedError(
+                f"{what}: this is {user_name(os.geteuid())}'s own transomd, which drains no nodes",
+                hint="ask an administrator of the cluster",
+            )
+        return who
+
     async def _drain(self, request: web.Request) -> web.Response:
-        who = self._must_be_admin(request, "drain")
-        body = await request.json()
+        who = self._may_drain(request, "drain")
+        body = checked.parse(await request.read())
         nodes, reason = _hostlist(body["nodes"]), str(body.get("reason", "")).strip()
         if not reason:
             raise UsageError("drain: a reason is needed", hint="transom drain NODES --reason 'why'")
@@ -307,8 +348,8 @@ class Api:
         return web.json_response({"results": results})
 
     async def _undrain(self, request: web.Request) -> web.Response:
-        who = self._must_be_admin(request, "undrain")
-        body = await request.json()
+        who = self._may_drain(request, "undrain")
+        body = checked.parse(await request.read())
         results = await self._hands.undrain(_hostlist(body["nodes"]), who, dry_run=bool(body.get("dry_run")))
         return web.json_response({"results": results})
 
@@ -316,9 +357,45 @@ class Api:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or not token:
             raise RefusedError("a launcher must show its job's token")
-        report = LauncherReport.from_json(await request.json())
+        # Nothing is read of what a stranger sends: the header says whose token it is.
+        told = request.headers.get("Transom-Job", "")
+        known = int(told) if told.isascii() and told.isdigit() and len(told) < 16 else None
+        job_id = (await self._operator.launcher_job(token, known)).job.id
+        if not self._reports.take(job_id):
+            raise UnreachableError(f"job {job_id} reports too often", hint="")
+        report = LauncherReport.from_json(checked.parse(await _read(request)))
+        if report.job_id != job_id:
+            raise RefusedError("a launcher speaks for its own job only")
         answer = await self._operator.report(report, token)
         return web.json_response(answer.to_json())
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        return await asyncio.wait_for(request.read(), BODY_S)
+    except asyncio.TimeoutError:
+        raise UsageError(f"the report did not come within {BODY_S:.0f} s") from None
+
+
+def _number(query: Mapping[str, str], key: str, limit: int, default: int = 0) -> int:
+    """A whole number of a query, brought to from 0 to below ``limit``."""
+    text = query.get(key, "")
+    if text and not re.fullmatch(r"-?[0-9]{1,20}", text):
+        raise UsageError(f"{key}: expected a whole number")
+    return max(0, min(int(text or default), limit - 1))
+
+
+def _path(key: str, value: object) -> str:
+    """An absolute path on one line. Raises UsageError."""
+    if not isinstance(value, str) or not value.startswith("/") or len(value) > MAX_PATH or not value.isprintable():
+        raise UsageError(f"submit: {key} must be an absolute path of at most {MAX_PATH} printable characters")
+    return value
+
+
+def _shown_url(url: str) -> str:
+    """A database's URL without the account, and without options, which may hold a password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def _hostlist(value: object) -> tuple[str, ...]:
@@ -326,45 +403,3 @@ def _hostlist(value: object) -> tuple[str, ...]:
         return expand(value) if isinstance(value, str) else tuple(str(v) for v in value)  # type: ignore[attr-defined]
     except HostlistError as error:
         raise UsageError(f"nodes: {error}") from error
-
-
-class Server:
-    """The listening sockets. The socket file is for everybody: who may do what is decided by SO_PEERCRED."""
-
-    def __init__(self, api: Api, settings: Settings) -> None:
-        self._runner = web.AppRunner(api.app, access_log=None, shutdown_timeout=1.0)
-        self._settings = settings
-
-    async def start(self, port: int) -> None:
-        """Listen for launchers on TCP (where the site file says so) and for users on the Unix socket."""
-        await self._runner.setup()
-        where = self._settings.daemon.listen_address
-        if where is not None:
-            await web.TCPSite(self._runner, where[0] or None, port).start()
-        await self._start_unix()
-
-    async def _start_unix(self) -> None:
-        path = Path(self._settings.daemon.socket)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_socket() and not _served(path):
-            path.unlink()
-        elif path.exists():
-            raise TransomError(
-                f"listening on {path}: another transomd serves it", hint=f"transom --socket {path} status"
-            )
-        await web.UnixSite(self._runner, str(path)).start()
-        path.chmod(0o666)
-
-    async def close(self) -> None:
-        """Stop listening."""
-        await self._runner.cleanup()
-        Path(self._settings.daemon.socket).unlink(missing_ok=True)
-
-
-def _served(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True

@@ -8,7 +8,7 @@ method   path                        body → answer
 =======  ==========================  ===========================================================================
 GET      /v1/daemon                  → {version, started_at, mode, database, paused, slurm: {ok, at, error, version}}
 GET      /v1/jobs                    ?all=1&user=U → {jobs: [job]}
-POST     /v1/jobs                    {spec, run_dir, cwd, token, dry_run} → {job} or {plan: {script, sbatch, gate}}
+POST     /v1/jobs                    {spec, run_dir, cwd, token_sha256, dry_run} → {job} or {plan}
 GET      /v1/jobs/ID                 → {job, attempts, launches, incidents, intents, checkpoints}
 POST     /v1/jobs/ID/cancel          {} → {job}
 GET      /v1/events                  ?job=ID&node=N&after=K&limit=L&wait=S → {events, last}

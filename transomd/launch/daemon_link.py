@@ -30,7 +30,7 @@ class DaemonLink:
     async def report(self, report: LauncherReport) -> Directive | None:
         """Send one report; None when the daemon did not answer, which says nothing about what it wants."""
         try:
-            answer = await asyncio.to_thread(self._post, json.dumps(report.to_json()).encode())
+            answer = await asyncio.to_thread(self._post, report.job_id, json.dumps(report.to_json()).encode())
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._say(f"transomd does not answer: {error}")
             return None
@@ -42,10 +42,14 @@ class DaemonLink:
         """Return the seconds since the daemon last answered."""
         return self._clock() - self.heard_at
 
-    def _post(self, body: bytes) -> Directive:
+    def _post(self, job_id: int, body: bytes) -> Directive:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         try:
-            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
+            headers = {
+                "Content-Type": "application/json",
+                "Authorization": f"Bearer {self._token}",
+                "Transom-Job": str(job_id),
+            }
             connection.request("POST", "/v1/launcher", body, headers)
             response = connection.getresponse()
             data = json.loads(response.read())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -87,8 +88,10 @@ def _cwd() -> Path:
 
 
 def _body(spec: JobSpec, run_dir: Path, token: str, *, dry_run: bool) -> dict[str, object]:
+    """What is sent: of the token its digest only, so that it never leaves the run folder until its launcher uses it."""
+    digest = hashlib.sha256(token.encode()).hexdigest()
     stored = spec.model_dump(mode="json")
-    return {"spec": stored, "run_dir": str(run_dir), "cwd": spec.workdir, "token": token, "dry_run": dry_run}
+    return {"spec": stored, "run_dir": str(run_dir), "cwd": spec.workdir, "token_sha256": digest, "dry_run": dry_run}
 
 
 def _submit(api: Client, spec: JobSpec) -> Json:
