@@ -237,10 +237,10 @@ def _leave(show: Show, room: Room, keep: bool) -> bool:
 def _tell_what_is_kept(show: Show, room: Room) -> None:
     transom = Path(sys.executable).parent / "transom"
     show.line(f"Everything is kept, and runs, in {room.root}. To look at it:")
-    show.block(f'eval "$({transom} sandbox env --dir {room.root})"', "bold blue")
-    show.block("transom status; transom events; transom nodes; sinfo", "bold blue")
+    show.line(f'  eval "$({transom} sandbox env --dir {room.root})"', "bold blue")
+    show.line("  transom status; transom events; transom nodes; sinfo", "bold blue")
     show.line("To end it and remove everything:")
-    show.block(f"{transom} sandbox down --dir {room.root}", "bold blue")
+    show.line(f"  {transom} sandbox down --dir {room.root}", "bold blue")
     show.line()
 
 
