@@ -27,8 +27,8 @@ def job_list(jobs: Sequence[Mapping[str, Any]], *, now: float, columns: int) -> 
     for job, line in zip(jobs, lines, strict=True):
         state = str(job.get("state"))
         told.append((line, state))
-        if not wide and state in _TELLING:
-            told += [(more, "") for more in wrapped(str(job.get("reason")), columns, indent="    ")[:2]]
+        if not wide and (state in _TELLING or job.get("withheld")):
+            told += [(more, "") for more in wrapped(_why(job), columns, indent="    ")[:2]]
     return told
 
 
@@ -42,5 +42,10 @@ def _row(job: Mapping[str, Any], now: float) -> tuple[str, ...]:
         "-" if step is None else str(step),
         ago(job.get("changed_at"), now).removesuffix(" ago"),
         hosts(job.get("nodes") or ()) or "-",
-        str(job.get("reason", "")),
+        _why(job),
     )
+
+
+def _why(job: Mapping[str, Any]) -> str:
+    withheld = f"paused, would {job['withheld']}; " if job.get("withheld") else ""
+    return f"{withheld}{job.get('reason', '')}"

@@ -32,6 +32,8 @@ def _head(job: Json, columns: int) -> Iterator[str]:
         columns,
     )
     yield from wrapped(str(job.get("reason") or "no reason is recorded"), columns)
+    if job.get("withheld"):
+        yield from wrapped(f"transom is paused; otherwise it would {job['withheld']}", columns)
     yield ""
 
 
@@ -103,17 +105,18 @@ def _newest(incidents: Sequence[Json]) -> list[Json]:
 
 def _incident(incident: Json, now: float, columns: int) -> Iterator[str]:
     yield ""
-    yield from wrapped(_verdict(incident), columns, indent="")
+    yield from wrapped(verdict_text(incident), columns, indent="")
     yield from wrapped(str(incident.get("summary") or "not diagnosed yet"), columns)
     yield from wrapped(_moments(incident, now), columns)
     evidence = sorted(incident.get("evidence") or (), key=_weight)
     for item in evidence[:_SHOWN_EVIDENCE]:
-        yield from _evidence(item, columns)
+        yield from evidence_lines(item, columns)
     if len(evidence) > _SHOWN_EVIDENCE:
-        yield f"    and {len(evidence) - _SHOWN_EVIDENCE} more pieces of evidence (--json shows all)"
+        yield f"    and {len(evidence) - _SHOWN_EVIDENCE} more: transom incident {incident.get('id')}"
 
 
-def _verdict(incident: Json) -> str:
+def verdict_text(incident: Json) -> str:
+    """Return number, class, blame, nodes, ranks, confidence and action of an incident."""
     text = f"incident {incident.get('id')}: {incident.get('class') or 'not diagnosed yet'}"
     if incident.get("blame"):
         text += f", blame {incident['blame']}"
@@ -143,7 +146,8 @@ def _weight(item: Json) -> int:
     return {"root": 0, "context": 1, "victim": 2}.get(str(item.get("role")), 1)
 
 
-def _evidence(item: Json, columns: int) -> Iterator[str]:
+def evidence_lines(item: Json, columns: int) -> Iterator[str]:
+    """Yield one piece of evidence: role, signature, node, rank, place and count, then its text."""
     rank = f" rank {item['rank']}" if item.get("rank") is not None else ""
     place = f"{item.get('file')}:{item.get('line')}" if item.get("file") else ""
     words = [

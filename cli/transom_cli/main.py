@@ -32,8 +32,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no answer, 4 not allowed, 5 not
 found, 6 unhealthy, 7 unknown, 8 the job failed (docs/operate.md).
 
 \b
-The daemon's socket: --socket, else $TRANSOM_SOCKET.
-Completion for bash: eval "$(_TRANSOM_COMPLETE=bash_source transom)"
+The daemon: --socket, else $TRANSOM_SOCKET (a path), $TRANSOM_URL (http://
+HOST:7077, from a machine with munge), your own daemon's socket, the site's.
+Completion for bash: eval "$(transom completion bash)"
 """
 
 
@@ -53,11 +54,18 @@ ENTRIES: Mapping[str, Entry] = {
     "events": Entry("Show what transom saw, decided and did.", "events", "Jobs"),
     "cancel": Entry("Cancel jobs.", "cancel", "Jobs"),
     "ckpt": Entry("List and verify checkpoints.", "ckpt", "Jobs"),
+    "history": Entry("Show what happened to a job, a node, or all.", "history", "Jobs"),
+    "incident": Entry("Show one failure whole: evidence, times, what was done and why.", "incident", "Jobs"),
     "diagnose": Entry("Say from log files what failed, and whose fault it is.", "diagnose", "Jobs"),
     "nodes": Entry("Show nodes, their checks and who drained them.", "nodes", "Nodes"),
     "drain": Entry("Take nodes out of service.", "drain", "Nodes"),
     "undrain": Entry("Put nodes that transom drained back into service.", "drain", "Nodes"),
     "hooks": Entry("Install prolog, epilog and health check on nodes.", "hooks", "Nodes"),
+    "check": Entry("Probe nodes now.", "check", "Nodes"),
+    "doctor": Entry("Say what is wrong with transom's surroundings, and what to type.", "doctor", "Running transom"),
+    "pause": Entry("Stop everything that transom does by itself, at once.", "pause", "Running transom"),
+    "resume-actions": Entry("Let transom act again.", "pause", "Running transom"),
+    "completion": Entry("Print the completion for a shell.", "completion", "Running transom"),
     "sandbox": Entry("Run a private Slurm on this machine, to try things out.", "sandbox", "Trying out"),
 }
 
@@ -75,7 +83,7 @@ class LazyGroup(click.Group):
         if entry is None:
             return None
         module = importlib.import_module(f"transom_cli.commands.{entry.module}")
-        command = getattr(module, cmd_name)
+        command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

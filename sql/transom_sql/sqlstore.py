@@ -161,6 +161,10 @@ class SqlStore(Store):
             query = query.where(incidents.c.job_id == job_id)
         return self._all(Incident, query)[::-1]
 
+    def incident(self, incident_id: int) -> Incident | None:
+        """One incident."""
+        return self._first(Incident, select(incidents).where(incidents.c.id == incident_id))
+
     def intents(self, *, job_id: int | None = None, states: Collection[str] | None = None) -> Sequence[Intent]:
         """By id."""
         query = select(intents).order_by(intents.c.id)

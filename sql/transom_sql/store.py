@@ -131,6 +131,10 @@ class Store(Protocol):
         """By id, the *last* ``limit`` of them; all when it is None."""
         ...
 
+    def incident(self, incident_id: int) -> Incident | None:
+        """One incident."""
+        ...
+
     def intents(self, *, job_id: int | None = None, states: Collection[str] | None = None) -> Sequence[Intent]:
         """By id."""
         ...

@@ -21,6 +21,7 @@ import transomd
 from transomd.api import checked
 from transomd.api.access import Access
 from transomd.api.hooks import HookRoutes
+from transomd.api.incidents import incident_detail
 from transomd.api.limits import Buckets
 from transomd.api.ops import OpsRoutes
 from transomd.api.views import event_json, job_detail_json, job_json, job_line, node_json
@@ -113,6 +114,7 @@ class Api:
                 web.post("/v1/jobs", self._submit),
                 web.get("/v1/jobs/{id:\\d+}", self._job),
                 web.post("/v1/jobs/{id:\\d+}/cancel", self._cancel),
+                web.get("/v1/incidents/{id:\\d+}", self._incident),
                 web.get("/v1/events", self._events),
                 web.get("/v1/nodes", self._nodes),
                 web.post("/v1/nodes/drain", self._drain),
@@ -186,8 +188,11 @@ class Api:
         return view
 
     async def _own(self, request: web.Request) -> JobView:
+        return await self._owned(request, int(request.match_info["id"]))
+
+    async def _owned(self, request: web.Request, job_id: int) -> JobView:
         uid = self._user(request)
-        view = await self._view(int(request.match_info["id"]))
+        view = await self._view(job_id)
         if view.job.uid != uid and not self._admin(uid):
             raise RefusedError(f"job {view.job.id} is not yours", hint="transom status")
         return view
@@ -216,6 +221,16 @@ class Api:
         view = await self._own(request)
         checkpoints = await self._operator.db(self._operator.store.checkpoints, view.job.id)
         return web.json_response(job_detail_json(view, checkpoints, self._operator.withheld(view.job.id)))
+
+    async def _incident(self, request: web.Request) -> web.Response:
+        number, store, db = int(request.match_info["id"]), self._operator.store, self._operator.db
+        found = await db(store.incident, number) if 0 < number < MAX_ID else None
+        if found is None:
+            raise NotFoundError(f"incident {number}: there is no such incident", hint="transom history")
+        view = await self._owned(request, found.job_id)
+        events = await db(store.events, job_id=found.job_id, limit=10_000)
+        told = incident_detail(found, view.launches, list(view.intents.values()), events, self._settings)
+        return web.json_response({"job": job_json(view), **told})
 
     async def _submit(self, request: web.Request) -> web.Response:
         uid = self._user(request)

@@ -7,13 +7,14 @@ import sys
 import click
 
 from transom_cli.ask import client, job_id
+from transom_cli.complete import complete_jobs
 from transom_cli.text import plain
 from transomd.errors import TransomError, UnreachableError
 from transomd.words import ExitCode
 
 
 @click.command()
-@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_jobs)
 def cancel(jobs: tuple[str, ...]) -> int:
     """Cancel jobs: the program is ended, its allocation given back, and nothing is started again.
 

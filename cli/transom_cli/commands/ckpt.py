@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from transom_cli.ask import client, job_view
+from transom_cli.complete import complete_jobs
 from transom_cli.text import ago, plain, size, table, width
 from transomd.errors import NotFoundError, RefusedError, TransomError
 from transomd.tce.catalogue import Checkpoint, list_checkpoints, verify
@@ -25,7 +26,7 @@ def ckpt() -> None:
 
 
 @ckpt.command("list")
-@click.argument("where", metavar="JOB|DIR")
+@click.argument("where", metavar="JOB|DIR", shell_complete=complete_jobs)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def list_command(where: str, as_json: bool) -> int:
     """List checkpoints, newest first: whole ones and what is left of others. Sizes are looked at, bytes are not read.
@@ -49,7 +50,7 @@ def list_command(where: str, as_json: bool) -> int:
 
 
 @ckpt.command("verify")
-@click.argument("where", metavar="JOB|DIR")
+@click.argument("where", metavar="JOB|DIR", shell_complete=complete_jobs)
 @click.option("--step", type=click.IntRange(0), default=None, metavar="N", help="Only this step.")
 def verify_command(where: str, step: int | None) -> int:
     """Read every byte of the complete checkpoints and compare the digests. Exit code 6 when one is damaged.

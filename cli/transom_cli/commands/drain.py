@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 from transom_cli.ask import client, node_names
+from transom_cli.complete import complete_nodes
 from transom_cli.text import hosts, plain
 from transomd.errors import TransomError
 from transomd.words import ExitCode
 
 
 @click.command()
-@click.argument("nodes", nargs=-1, required=True)
+@click.argument("nodes", nargs=-1, required=True, shell_complete=complete_nodes)
 @click.option("--reason", required=True, help="Why, for whoever finds the node drained.")
 @click.option("--dry-run", is_flag=True, help="Only print the exact commands.")
 def drain(nodes: tuple[str, ...], reason: str, dry_run: bool) -> int:
@@ -32,7 +33,7 @@ def drain(nodes: tuple[str, ...], reason: str, dry_run: bool) -> int:
 
 
 @click.command()
-@click.argument("nodes", nargs=-1, required=True)
+@click.argument("nodes", nargs=-1, required=True, shell_complete=complete_nodes)
 @click.option("--dry-run", is_flag=True, help="Only print the exact commands.")
 def undrain(nodes: tuple[str, ...], dry_run: bool) -> int:
     """Put NODES back into service that were drained through transom. A drain that is somebody else's is never undone.

@@ -10,14 +10,15 @@ from typing import Any
 import click
 
 from transom_cli.ask import Json, client, job_id
+from transom_cli.complete import complete_jobs, complete_nodes
 from transom_cli.follow import follow_events
 from transom_cli.text import plain
 from transomd.words import ExitCode
 
 
 @click.command()
-@click.option("--job", default=None, metavar="JOB", help="Only this job's.")
-@click.option("--node", default=None, metavar="NODE", help="Only this node's.")
+@click.option("--job", default=None, metavar="JOB", help="Only this job's.", shell_complete=complete_jobs)
+@click.option("--node", default=None, metavar="NODE", help="Only this node's.", shell_complete=complete_nodes)
 @click.option(
     "-n", "--limit", default=50, show_default=True, metavar="N", type=click.IntRange(1, 100_000), help="The newest N."
 )

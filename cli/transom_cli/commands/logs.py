@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from transom_cli.ask import client, finished, job_id
+from transom_cli.complete import complete_jobs
 from transom_cli.tail import LogFile, Tail, log_files
 from transom_cli.text import log_line, plain
 from transomd.api.client import Client
@@ -21,7 +22,7 @@ FIRST_LINES = 10
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, across restarts, until the job ends.")
 @click.option("--rank", type=click.IntRange(0), default=None, metavar="R", help="Only this rank.")
 @click.option("--epoch", type=click.IntRange(0), default=None, metavar="E", help="This launch instead of the newest.")

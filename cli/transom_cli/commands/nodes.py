@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from transom_cli.ask import client, node_names
+from transom_cli.complete import complete_nodes
 from transom_cli.text import ago, clip, hosts, plain, table, width, wrapped
 from transomd.errors import NotFoundError
 from transomd.words import ExitCode, Outcome
@@ -20,7 +21,7 @@ LIMITS = (28, 16, 12, 18, 0)
 
 
 @click.command()
-@click.argument("nodes", nargs=-1)
+@click.argument("nodes", nargs=-1, shell_complete=complete_nodes)
 @click.option("--json", "as_json", is_flag=True, help="Print what the daemon answers.")
 def nodes(nodes: tuple[str, ...], as_json: bool) -> int:
     """Show nodes: their state in Slurm, who drained them and why, and what the checks found. Nodes alike are shown

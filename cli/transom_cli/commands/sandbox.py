@@ -19,6 +19,7 @@ from transom_slurm.sandbox.errors import SandboxMissing, SandboxRefused, Sandbox
 from transom_slurm.sandbox.layout import command, default_directory
 from transom_slurm.sandbox.watch import NodeReport
 
+from transom_cli.complete import complete_faults
 from transomd.errors import NotFoundError, RefusedError, TransomError, UsageError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -203,7 +204,7 @@ def exec_(node: str | None, directory: Path | None, command: tuple[str, ...]) ->
     + "\n  transom sandbox fail hub ctld-stop"
 )
 @click.argument("nodes", metavar="NODE")
-@click.argument("kind")
+@click.argument("kind", shell_complete=complete_faults)
 @_directory
 @_clear_errors
 def fail(nodes: str, kind: str, directory: Path | None) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from transom_cli.ask import Json, client, finished, job_id
+from transom_cli.complete import complete_jobs
 from transom_cli.joblist import job_list
 from transom_cli.jobpage import job_page
-from transom_cli.text import STATE_STYLES, clip, paint, plain, width
+from transom_cli.text import STATE_STYLES, paint, plain, width, wrapped
 from transomd.api.client import Client
 from transomd.errors import UnreachableError
 from transomd.words import ExitCode, JobState
@@ -22,7 +23,7 @@ EVERY_S = 2.0
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=complete_jobs)
 @click.option("--watch", is_flag=True, help="Show it again every two seconds; for one job, until it ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the daemon answers.")
 @click.option("--all", "everything", is_flag=True, help="Finished jobs as well.")
@@ -92,7 +93,7 @@ def _page(view: Json, now: float, columns: int) -> list[str]:
 
 def _list(answer: Json, now: float, columns: int) -> list[str]:
     jobs = answer["jobs"]
-    lines = [clip(line, columns) for line in _warnings(answer["daemon"])]
+    lines = [line for text in _warnings(answer["daemon"]) for line in wrapped(text, columns, indent="")]
     if not jobs:
         return [*lines, "no jobs; submit one with: transom submit job.yaml"]
     return lines + [_coloured(line, state) for line, state in job_list(jobs, now=now, columns=columns)]
@@ -113,5 +114,7 @@ def _warnings(daemon: Mapping[str, Any]) -> list[str]:
             f"Slurm does not answer, so this is what was last known: {plain(slurm.get('error') or 'no cause given')}"
         )
     if daemon.get("paused"):
-        lines.append("transom is paused: it looks on and does nothing")
+        lines.append(f"{plain(daemon['paused'])}; it looks on and does nothing (transom resume-actions)")
+    if daemon.get("tripped"):
+        lines.append(plain(daemon["tripped"]))
     return lines

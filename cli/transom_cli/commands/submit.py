@@ -26,7 +26,7 @@ from transomd.words import ExitCode, JobState
 
 
 @click.command()
-@click.argument("job", metavar="JOB.yaml")
+@click.argument("job", metavar="JOB.yaml", type=click.Path())
 @click.argument("sbatch", metavar="[-- SBATCH OPTIONS]", nargs=-1)
 @click.option(
     "--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Instead of what the file says; repeatable."

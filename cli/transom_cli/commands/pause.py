@@ -1,0 +1,50 @@
+"""``transom pause`` and ``transom resume-actions``: the big red switch."""
+
+from __future__ import annotations
+
+import click
+
+from transom_cli.ask import client
+from transom_cli.text import plain, width, wrapped
+from transomd.words import ExitCode
+
+
+@click.command()
+@click.option("--reason", default="", help="Why, for whoever finds transom paused.")
+def pause(reason: str) -> int:
+    """Stop all that transom does to the cluster by itself, at once: it submits, cancels, drains, fences and starts
+    nothing any more. It goes on looking, diagnosing and recording, and says what it would do; jobs that run go on.
+    It stays so until transom resume-actions, also when the daemon is restarted.
+
+    What a person asks for still happens: cancel, drain and undrain. A submitted job is taken in, and waits.
+
+    \b
+    Examples:
+      transom pause --reason 'the switch is being replaced'
+    """
+    answer = client().post("/v1/pause", {"reason": reason})
+    print(plain(answer["paused"]))
+    for key in answer.get("under_way") or ():
+        print(f"  under way, ends by itself: {plain(key)}")
+    print("next: transom status; and when it is over: transom resume-actions")
+    return ExitCode.OK
+
+
+@click.command(name="resume-actions")
+def resume_actions() -> int:
+    """Let transom act again: after transom pause, and after a drain budget that was used up. What it would have done
+    meanwhile is decided anew, by what is so now.
+
+    A budget counts what is so: with too many nodes still drained (drain.max_fraction) the next drain trips it again.
+
+    \b
+    Examples:
+      transom resume-actions
+    """
+    were = client().post("/v1/resume-actions")["were"]
+    for switch in were:
+        text = f"{switch['name']}: stopped by {switch['who']}{': ' + switch['reason'] if switch.get('reason') else ''}"
+        print("\n".join(wrapped(f"resumed {text}", width(), indent="")))
+    if not were:
+        print("nothing was stopped")
+    return ExitCode.OK

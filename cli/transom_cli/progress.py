@@ -1,0 +1,39 @@
+"""A line on the terminal that says that something still goes on, once it takes longer than two seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+AFTER_S = 2.0
+EVERY_S = 0.5
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say ``what`` and for how long, on standard error and only on a terminal; the line goes when the work is done."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_tell, args=(what, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _tell(what: str, done: threading.Event) -> None:
+    began = time.monotonic()
+    if done.wait(AFTER_S):
+        return
+    while not done.wait(EVERY_S):
+        sys.stderr.write(f"\r\x1b[K{what}: {time.monotonic() - began:.0f} s")
+        sys.stderr.flush()
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()
