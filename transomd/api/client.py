@@ -1,4 +1,4 @@
-"""Talks to transomd over its Unix socket or a TCP URL. Standard library only, so that the CLI starts fast.
+"""Talks to transomd over its Unix socket, or over TCP with munge. Standard library only, so that the CLI starts fast.
 
 One connection a request: a command asks once or twice, and a follower's long poll may be cut at any time.
 """
@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from transomd.errors import NotFoundError, RefusedError, SpecError, TransomError, UnreachableError, UsageError
+from transomd.places import SITE_SOCKET, personal_socket
 
-DEFAULT_SOCKET = "/run/transom/transomd.sock"
+DEFAULT_SOCKET = SITE_SOCKET
 ENV_SOCKET = "TRANSOM_SOCKET"
+ENV_URL = "TRANSOM_URL"
 MAX_ANSWER = 256 << 20
 """Bytes of the largest answer that is read: ten thousand jobs need a few MiB."""
 
@@ -36,14 +38,14 @@ class NoAnswerError(UnreachableError):
 
 
 class Client:
-    """The daemon as a user sees it; ``address`` is a socket's path or ``http://host:port``.
+    """The daemon as a user sees it; ``address`` is a socket's path or ``http://host:port`` (empty: the usual one).
 
     Every call raises UnreachableError when no answer came (which says nothing about what the daemon did or did not do),
     and the error that the daemon answered with otherwise. ``timeout_s`` is for the silence between two pieces of data.
     """
 
     def __init__(self, address: str = "", *, timeout_s: float = 30.0) -> None:
-        self.address = address or os.environ.get(ENV_SOCKET, "") or DEFAULT_SOCKET
+        self.address = address or usual_address()
         self.timeout_s = timeout_s
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
@@ -64,7 +66,7 @@ class Client:
             connection.close()
             raise self._unreachable(error, timeout_s) from None
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json", "Host": "transomd"})
+            connection.request(method, path, body, self._headers(method, path, body or b""))
             answer = connection.getresponse()
             data = answer.read(MAX_ANSWER + 1)
         except (OSError, http.client.HTTPException) as error:
@@ -72,6 +74,14 @@ class Client:
         finally:
             connection.close()
         return self._answer(answer.status, data)
+
+    def _headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Host": "transomd"}
+        if self.address.startswith("http://"):
+            from transomd.api import munge  # over the socket, the usual way, it is not needed
+
+            headers["Authorization"] = f"{munge.SCHEME} {munge.credential(method, path, body)}"
+        return headers
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         if not self.address.startswith("http://"):
@@ -121,8 +131,17 @@ class Client:
         return UnreachableError(f"{doing}: {cause}", hint=_start_hint())
 
 
+def usual_address(env: Mapping[str, str] = os.environ) -> str:
+    """Return where transomd is found: ``$TRANSOM_SOCKET``, ``$TRANSOM_URL``, one's own daemon's socket, the site's."""
+    named = env.get(ENV_SOCKET) or env.get(ENV_URL)
+    if named:
+        return named
+    own = personal_socket(env)
+    return str(own) if own.exists() else DEFAULT_SOCKET
+
+
 def _start_hint() -> str:
-    return f"systemctl status transomd; or name another socket by --socket or ${ENV_SOCKET}"
+    return f"systemctl status transomd; or name another by --socket, ${ENV_SOCKET} or ${ENV_URL}"
 
 
 def _error(status: int, value: dict[str, Any]) -> TransomError:
