@@ -180,6 +180,8 @@ class Actor:
 
     def kill_switch(self) -> str:
         """Return why nothing may be drained now, read live; empty when it may."""
+        if self._settings.personal:
+            return "a transomd of one's own drains no nodes"
         path = self._settings.drain.kill_switch
         return f"the kill switch {path} is set" if path and Path(path).exists() else ""
 

@@ -49,6 +49,8 @@ RULES: tuple[Rule, ...] = (
 
 BACKOFF_S = (0.0, 0.0, 10.0, 30.0, 60.0, 300.0)
 """Seconds to wait before restart number k without a new step in between; the last one is for all later ones."""
+MAX_INCIDENTS = 1000
+"""Failures of one job after which it ends, also where they spend no budget: a launcher may say anything."""
 WAIT_S = 60.0
 """Seconds to wait before a restart after a storage failure."""
 
@@ -65,6 +67,8 @@ class Plan:
 
 def make_plan(verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[Launch], policy: PolicySpec) -> Plan:
     """Answer a verdict. ``earlier`` are the job's incidents before this one, ``launches`` all that ran."""
+    if len(earlier) >= MAX_INCIDENTS:
+        return Plan(action=Action.STOP, why=f"{len(earlier)} failures of this job are enough, whatever they were")
     action = _rule(verdict, _times_seen(verdict, earlier)).action
     if action is Action.STOP and _user_budget_left(verdict, earlier, policy):
         action = Action.RESTART

@@ -19,6 +19,10 @@ from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, wit
 from transomd.words import Action, Blame, FailureClass, IntentKind, IntentState, JobState, LauncherPhase
 
 
+PERSONAL = "This is a transomd of your own: nodes are left out of your job, and none is drained."
+"""What is added to a verdict on nodes where nothing can be drained."""
+
+
 def recovering(view: JobView, world: World, settings: Settings, now: float) -> Decision:
     """Decide for a job with a failure."""
     moved = facts.launch_moved_on(view, now)
@@ -51,7 +55,10 @@ def _diagnose(view: JobView, incident: Incident, world: World, settings: Setting
             return ending
     if isinstance(job, SlurmJob) and facts.ended(job) and job.status.base.value == "COMPLETED":
         return facts.completed(view, now)
-    return _conclude(view, incident, _verdict(view, incident, world, job, now), world, now)
+    verdict = _verdict(view, incident, world, job, now)
+    if settings.personal and verdict.nodes:
+        verdict = replace(verdict, drainable=(), summary=f"{verdict.summary} {PERSONAL}")
+    return _conclude(view, incident, verdict, world, now)
 
 
 def _false_alarm(view: JobView, incident: Incident, now: float) -> Decision:
