@@ -272,9 +272,10 @@ def allocation_ended(view: JobView, world: World, job: SlurmJob | Absence, setti
         by_somebody = _cancelled(view, world, job, now)
         if by_somebody is not None:
             return by_somebody
-    return open_incident(
-        view, now, detected_by="slurm", reason=f"Slurm job {job.job_id} ended: {job.state_text} {job.reason}".rstrip()
-    )
+    # An attempt whose launcher never reported has no nodes yet, and the diagnosis must know whom to look at.
+    attempt = replace(view.attempt, nodes=view.attempt.nodes or job.nodes)
+    reason = f"Slurm job {job.job_id} ended: {job.state_text} {job.reason}".rstrip()
+    return open_incident(view, now, detected_by="slurm", reason=reason, attempt=attempt)
 
 
 def _cancelled(view: JobView, world: World, job: SlurmJob, now: float) -> Decision | None:

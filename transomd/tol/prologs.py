@@ -29,7 +29,9 @@ def held_for_launch(job: SlurmJob) -> bool:
 
 def culprits(view: JobView, world: World, job: SlurmJob) -> tuple[str, ...]:
     """Return the nodes whose prolog has failed since a held job was submitted: it holds none any more."""
-    return _failed_on(world, view.attempt.nodes or tuple(world.slurm.nodes or ()), job.submit_time or 0.0)
+    # Slurm's own submit time of a job that it has put back is when it did so.
+    since = min(job.submit_time or view.attempt.created_at, view.attempt.created_at)
+    return _failed_on(world, view.attempt.nodes or tuple(world.slurm.nodes or ()), since)
 
 
 def _failed_on(world: World, names: tuple[str, ...], since: float) -> tuple[str, ...]:
