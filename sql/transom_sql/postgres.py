@@ -75,16 +75,16 @@ def postgres_engine(url: URL, *, name: str = "transom", **options: Any) -> Engin
 def _check_server(connection: Any, _record: object) -> None:
     """Refuse a server that is too old, or a database that cannot hold every text."""
     info = connection.info
-    encoding, number = info.parameter_status("server_encoding"), info.server_version // 10_000
+    name, encoding, number = info.dbname, info.parameter_status("server_encoding"), info.server_version // 10_000
     if encoding == "UTF8" and number >= OLDEST:
         return
     connection.close()
     if number < OLDEST:
         raise StoreError(
-            f"open the database {info.dbname}: Postgres {number} is too old", hint=f"use {OLDEST} or later"
+            f"open the database {name}: Postgres {number} is too old", hint=f"use {OLDEST} or later"
         )
     raise StoreError(
-        f"open the database {info.dbname}: its encoding is {encoding}, which cannot hold every text",
+        f"open the database {name}: its encoding is {encoding}, which cannot hold every text",
         hint="createdb -T template0 -E UTF8 -O transom transom",
     )
 
