@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from transomd.launch.handshake import greet
 from transomd.launch.ranks import find_ranks, kill_ranks
 from transomd.launch.rundir import RunDir
 
@@ -51,13 +52,15 @@ class Agent:
     async def _serve(self, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         reader, writer = streams
         _notice_dead_peers(writer)
-        beats = asyncio.create_task(self._beat(writer))
+        beats: asyncio.Task[None] | None = None
         try:
-            self._send(writer, {"t": "hello", "node": self.node, "pid": os.getpid(), "token": self.run_dir.token()})
+            await greet(reader, writer, self.run_dir.token(), self.node, os.getpid())
+            beats = asyncio.create_task(self._beat(writer))
             while line := await reader.readline():
                 self._spawn(writer, json.loads(line))
         finally:
-            beats.cancel()
+            if beats is not None:
+                beats.cancel()
             writer.close()
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import itertools
 import json
 import socket
@@ -13,6 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transomd.launch.agent import LINE_LIMIT
+from transomd.launch.handshake import receive
+
+MAX_STRANGERS = 1024
+"""Connections that may be open without having proved that they are an agent's."""
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Hub:
         self._numbers = itertools.count(1)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers = 0
 
     async def start(self) -> int:
         """Listen on a free port of every address, and return it."""
@@ -95,8 +99,11 @@ class Hub:
         assert task is not None
         self._tasks.add(task)
         try:
-            with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                await self._listen(reader, writer)
+            # A TimeoutError of asyncio's is no OSError before Python 3.11.
+            broken = (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError)
+            with contextlib.suppress(*broken):
+                if self._strangers < MAX_STRANGERS:
+                    await self._listen(reader, writer)
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -104,10 +111,11 @@ class Hub:
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sock: socket.socket = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        hello = json.loads(await asyncio.wait_for(reader.readline(), 10))
-        if not hmac.compare_digest(str(hello.get("token", "")), self._token):
-            return
-        node = str(hello["node"])
+        self._strangers += 1
+        try:
+            node = await receive(reader, writer, self._token)
+        finally:
+            self._strangers -= 1
         line = self._lines[node] = _Line(writer, self._clock())
         self._heard[node] = self._clock()
         try:
