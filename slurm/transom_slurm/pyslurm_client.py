@@ -63,6 +63,7 @@ async def choose_client(
     except SlurmUnavailable as error:
         return client, f"pyslurm is to answer queries, but could not be compared with the running Slurm yet ({error})"
     if usable:
+        client._said = client.why
         return client, client.why
     await client.close()
     if wanted == "pyslurm":
@@ -91,6 +92,7 @@ class PyslurmClient:
         self._clock = clock
         self.worker = WorkerProcess(argv or worker_argv(), clean_env() if env is None else env, deadline_s)
         self.why = "pyslurm has not been asked yet"
+        self._said = self.why
         self._verbs: frozenset[str] = frozenset()
         self._compared = ""
         self._rest_until = 0.0
@@ -180,7 +182,11 @@ class PyslurmClient:
 
     async def _ask(self, verb: str) -> Rows | None:
         """The worker's answer; None where the commands are to be asked instead."""
-        if not await self.check() or verb not in self._verbs:
+        usable = await self.check()
+        if self.why != self._said:
+            log.warning("%s", self.why)
+            self._said = self.why
+        if not usable or verb not in self._verbs:
             return None
         try:
             answer: Rows = await self._counted(self.worker.ask(verb))
@@ -207,7 +213,6 @@ class PyslurmClient:
         """Leave queries to the commands for a while; never true."""
         self.why = f"Slurm's commands answer queries: {cause}"
         self._rest_until, self._lost, self._compared = self._clock() + REST_S, 0, ""
-        log.warning("%s", self.why)
         return False
 
     async def _completed(self, jobs: dict[int, SlurmJob], unread: Collection[int]) -> dict[int, SlurmJob]:
@@ -219,7 +224,9 @@ class PyslurmClient:
             told = await self._told(missing)
             self._exits |= {i: job for i, job in told.items() if i in over and _same(jobs[i], job)}
             jobs |= {job_id: told[job_id] for job_id in unread if job_id in told}
-        for job_id in over & self._exits.keys():
+            # What squeue does not list any more was purged since: an end without its exit code would be half a truth.
+            jobs = {job_id: job for job_id, job in jobs.items() if job_id not in missing or job_id in told}
+        for job_id in jobs.keys() & self._exits.keys():
             kept = self._exits[job_id]
             jobs[job_id] = replace(jobs[job_id], exit=kept.exit, derived_exit=kept.derived_exit)
         return jobs

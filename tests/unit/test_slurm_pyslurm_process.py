@@ -205,15 +205,19 @@ async def test_the_library_may_talk(connect: Connect) -> None:
     assert list(await client.jobs()) == [7]
 
 
-async def test_three_lost_workers_in_a_row_give_the_commands_their_turn_for_a_while(connect: Connect) -> None:
+async def test_three_lost_workers_in_a_row_give_the_commands_their_turn_for_a_while(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
     now, commands = 100.0, Commands()
     client = connect(commands, load="os._exit(3)", clock=lambda: now)
     for _ in range(3):
         with pytest.raises(SlurmUnavailable):
             await client.jobs()
-    assert dict(await client.jobs()) == {}
+    for _ in range(2):
+        assert dict(await client.jobs()) == {}
     assert commands.asked[-1].startswith("squeue")
     assert "3 of pyslurm's workers were lost in a row" in client.why
+    assert [record.getMessage() for record in caplog.records].count(client.why) == 1, "it is said once"
     now += REST_S + 1
     with pytest.raises(SlurmUnavailable):
         await client.jobs()
@@ -234,6 +238,11 @@ async def test_exit_codes_come_from_squeue_once_for_each_ending(connect: Connect
     again = connect(commands, more="Job.state = 'FAILED'")
     (job,) = (await again.jobs()).values()
     assert job.exit is None, "another job of the same id ended so"
+
+
+async def test_a_job_that_was_purged_before_squeue_was_asked_is_gone(connect: Connect) -> None:
+    client = connect(Commands(), more="Job.state = 'FAILED'")
+    assert dict(await client.jobs()) == {}
 
 
 async def test_a_record_that_pyslurm_cannot_read_is_asked_of_squeue(connect: Connect) -> None:
