@@ -48,7 +48,7 @@ class PostgresServer:
     """One server. ``durable``: what it acknowledges outlives a crash of the machine, which costs time."""
 
     def __init__(self, *, durable: bool = False) -> None:
-        self._programs = require_postgres()
+        self.programs = require_postgres()
         self.folder = Path(tempfile.mkdtemp(prefix="tpg-"))
         self._as, user = _ordinary_user()
         if user:
@@ -62,7 +62,7 @@ class PostgresServer:
         self.start()
 
     def _run(self, program: str, *args: str) -> str:
-        argv = [*self._as, str(self._programs / program), *args]
+        argv = [*self._as, str(self.programs / program), *args]
         done = subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -70,10 +70,10 @@ class PostgresServer:
     def start(self) -> None:
         """Start and wait until it answers."""
         with open(self.folder / "log", "ab") as log:
-            argv = [*self._as, *self._with_us(), str(self._programs / "postgres"), "-D", str(self._data)]
+            argv = [*self._as, *self._with_us(), str(self.programs / "postgres"), "-D", str(self._data)]
             self._process = subprocess.Popen(argv, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + 30
-        ready = [str(self._programs / "pg_isready"), "-q", "-h", str(self.folder)]
+        ready = [str(self.programs / "pg_isready"), "-q", "-h", str(self.folder)]
         while subprocess.run(ready, check=False).returncode:
             assert self._process.poll() is None, (self.folder / "log").read_text()
             assert time.monotonic() < deadline, (self.folder / "log").read_text()
@@ -109,7 +109,7 @@ class PostgresServer:
 
     def sql(self, statement: str, *, database: str = "postgres") -> str:
         """Run a statement as the superuser, and return what psql prints."""
-        argv = [str(self._programs / "psql"), "-h", str(self.folder), "-U", "transom", "-d", database]
+        argv = [str(self.programs / "psql"), "-h", str(self.folder), "-U", "transom", "-d", database]
         done = subprocess.run([*argv, "-XqAtc", statement], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

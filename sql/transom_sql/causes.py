@@ -44,13 +44,12 @@ _POSTGRES = (
     ("55P03", _BUSY, (_SQL, "SELECT pid, application_name, state, query FROM pg_stat_activity")),
     ("25006", "this server takes no writes (a standby?)", (_SQL, "SELECT pg_is_in_recovery()")),
     ("42501", "this user may not", (_SQL, r"\l")),
-    ("3D000", "there is no such database", "createdb {reach} -T template0 -E UTF8"),
     ("28", "the server refuses this user", _READY),
     ("57P", "the server is stopping or starting", _READY),
     ("08", "the connection is lost", _READY),
     ("password authentication failed", "the server refuses this user", _READY),
     ("no password supplied", "the server wants a password, and ~/.pgpass has none for it", _READY),
-    ("does not exist", "the server knows no such user or database", "psql -l {reach}"),
+    ("does not exist", "the server knows no such user or database", "psql {server} -l"),
     ("starting up", "the server is starting", _READY),
     ("shutting down", "the server is stopping", _READY),
     ("connection", "it cannot be reached", _READY),
@@ -65,11 +64,11 @@ def place(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def reach(url: URL) -> str:
-    """The options by which Postgres' own programs reach the same database; never with a password."""
+def reach(url: URL, *, database: bool = True) -> str:
+    """The options by which Postgres' own programs reach the same database, or its server; never with a password."""
     host = url.host or url.query.get("host", "")
     user = url.username or url.query.get("user", "")
-    given = {"-h": host, "-p": url.port or "", "-U": user, "-d": url.database or ""}
+    given = {"-h": host, "-p": url.port or "", "-U": user, "-d": (database and url.database) or ""}
     return " ".join(f"{option} {shlex.quote(str(value))}" for option, value in given.items() if value)
 
 
@@ -128,5 +127,5 @@ def _of_postgres(url: URL, state: str, cause: str) -> tuple[str, str] | None:
         by_state = len(key) <= 5 and key[0].isdigit()
         if state.startswith(key) if by_state else not state and key in cause:
             text, sql = (command, "") if isinstance(command, str) else command
-            return meaning, text.format(reach=reach(url), sql=shlex.quote(sql))
+            return meaning, text.format(reach=reach(url), server=reach(url, database=False), sql=shlex.quote(sql))
     return None

@@ -11,12 +11,14 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import ArgumentError
 
 from transom_sql.causes import BUSY_SECONDS, explained
+from transom_sql.copies import rescue
 from transom_sql.postgres import postgres_engine, with_driver
 from transom_sql.store import StoreError
 from transom_sql.tables import to_json
@@ -41,9 +43,8 @@ def connect(url: str, *, create: bool) -> Engine:
         _check_file(file, create=create)
     # One connection holds a database in memory, and the pool lends it to one thread at a time.
     sizes = {} if file is not None else {"pool_size": 1, "max_overflow": 0}
-    arguments = {"check_same_thread": False, "isolation_level": None}
-    options = {"json_serializer": to_json, "hide_parameters": True}
-    engine = _made(parsed, partial(create_engine, poolclass=QueuePool, connect_args=arguments, **options, **sizes))
+    options = {"json_serializer": to_json, "hide_parameters": True, "creator": partial(_open, file)}
+    engine = _made(parsed, partial(create_engine, poolclass=QueuePool, **options, **sizes))
     event.listen(engine, "connect", _set_pragmas)
     if file is not None:
         _watch(engine, file)
@@ -114,19 +115,33 @@ def _watch(engine: Engine, file: Path) -> None:
     SQLite itself would go on in a file that was deleted, and all of it would be lost with the process.
     """
     opened: list[tuple[int, int]] = []
+    rescued: dict[str, Path | None] = {}
 
     def remember(_connection: object, _record: object) -> None:
         opened.extend(_identity(file) if not opened else ())
 
-    def look(_connection: object) -> None:
+    def look(connection: Connection) -> None:
         now = _identity(file)
-        if now != opened:
-            cause = "another file has taken its place" if now else "the file was removed while it was in use"
-            restore = "systemctl stop transomd; transomd db restore BACKUP; systemctl start transomd"
-            raise _refused(file, cause, f"mv {{path}} back, or: {restore}", operation="use")
+        if now == opened:
+            rescued.clear()
+            return
+        if not now and not rescued:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            rescued["file"] = rescue(driver, file)
+        raise _missed(file, replaced=bool(now), rescued=rescued.get("file"))
 
     event.listen(engine, "connect", remember)
     event.listen(engine, "begin", look)
+
+
+def _missed(file: Path, *, replaced: bool, rescued: Path | None) -> StoreError:
+    cause = "another file has taken its place" if replaced else "it was removed while it was in use"
+    if rescued:
+        cause += f"; what it held is saved in {rescued}"
+    backup = shlex.quote(str(rescued)) if rescued else "BACKUP"
+    restore = f"systemctl stop transomd; transomd db restore {backup}; systemctl start transomd"
+    return _refused(file, cause, restore, operation="use")
 
 
 def _identity(file: Path) -> list[tuple[int, int]]:
@@ -136,6 +151,12 @@ def _identity(file: Path) -> list[tuple[int, int]]:
     except OSError:
         return []
     return [(found.st_dev, found.st_ino)]
+
+
+def _open(file: Path | None) -> sqlite3.Connection:
+    """Open a file that is there, never make one: it would stand in the place of one that was removed."""
+    where = f"file:{quote(str(file))}?mode=rw" if file is not None else ":memory:"
+    return sqlite3.connect(where, uri=file is not None, check_same_thread=False, isolation_level=None)
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:

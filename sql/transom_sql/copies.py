@@ -7,7 +7,7 @@ import shlex
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,16 +29,30 @@ def copy_file(source: Path, target: Path, *, replace: bool = False) -> Path:
     return target
 
 
+def rescue(connection: sqlite3.Connection, file: Path) -> Path | None:
+    """Write what a removed database still holds for those who have it open; return the file, None where that failed."""
+    target = file.with_name(f"{file.name}.rescued")
+    try:
+        with prepared_copy(file, target, connection) as copy:
+            publish(copy, target, replace=True)
+    except StoreError:
+        return None
+    return target
+
+
 @contextmanager
-def prepared_copy(source: Path, target: Path) -> Iterator[Path]:
-    """A verified copy beside ``target``, removed at the end if it is still there. Raises StoreError."""
+def prepared_copy(source: Path, target: Path, opened: sqlite3.Connection | None = None) -> Iterator[Path]:
+    """A verified copy beside ``target``, removed at the end if it is still there. Raises StoreError.
+
+    ``opened`` is a connection to the source; without it one is made.
+    """
     operation = f"copy the database {source} to {target}"
     with explain_file(operation, target):
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.close(descriptor)
     copy = Path(name)
     try:
-        with explain_file(operation, source), closing(open_file(source)) as origin:
+        with explain_file(operation, source), nullcontext(opened) if opened else closing(open_file(source)) as origin:
             origin.execute("SELECT count(*) FROM sqlite_master").fetchone()
             with explain_file(operation, target):
                 _copy(origin, copy)

@@ -48,7 +48,7 @@ def _run(argv: list[str], env: dict[str, str], operation: str, by_hand: str) -> 
 
 def restore_by_hand(url: URL, source: Path) -> str:
     """The commands that put a dump in the place of a Postgres database, and keep the old one."""
-    to = reach(url.set(database=None))
+    to = reach(url, database=False)
     name = shlex.quote(str(url.database))
     kept = f'ALTER DATABASE "{url.database}" RENAME TO "{url.database}-replaced"'
     return "; ".join(

@@ -80,9 +80,7 @@ def _check_server(connection: Any, _record: object) -> None:
         return
     connection.close()
     if number < OLDEST:
-        raise StoreError(
-            f"open the database {name}: Postgres {number} is too old", hint=f"use {OLDEST} or later"
-        )
+        raise StoreError(f"open the database {name}: Postgres {number} is too old", hint=f"use {OLDEST} or later")
     raise StoreError(
         f"open the database {name}: its encoding is {encoding}, which cannot hold every text",
         hint="createdb -T template0 -E UTF8 -O transom transom",

@@ -263,7 +263,7 @@ def test_a_database_that_cannot_hold_every_text_is_refused(server: PostgresServe
 def test_a_missing_database_is_named(server: PostgresServer) -> None:
     error = refusal(server.url("nowhere"))
     assert "no such user or database" in str(error)
-    assert "psql -l -h" in error.hint
+    assert error.hint == f"psql -h {server.folder} -U transom -l"
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:

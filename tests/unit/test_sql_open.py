@@ -267,3 +267,42 @@ def test_a_password_is_not_shown() -> None:
     with pytest.raises(StoreError) as caught:
         open_store("postgresql://transom:secret@host/transom")
     assert "secret" not in str(caught.value) + caught.value.hint
+
+
+def test_a_file_that_was_removed_takes_no_more_writes_and_is_saved(file: Path) -> None:
+    store = open_store(url(file))
+    store.add_events([Event(at=1.0, kind="k", message="in the write-ahead log")])
+    elsewhere = file.with_name("elsewhere")
+    file.rename(elsewhere)
+    for refused in (lambda: store.add_events([Event(at=1.0, kind="k", message="lost")]), store.events):
+        with pytest.raises(StoreError, match="removed while it was in use") as caught:
+            refused()
+        assert f"transomd db restore {file}.rescued" in caught.value.hint
+    rescued = open_store(f"sqlite:///{file}.rescued", create=False)
+    assert [found.message for found in rescued.events()] == ["in the write-ahead log"]
+    rescued.close()
+    elsewhere.rename(file)
+    store.add_events([Event(at=1.0, kind="k", message="back again")])
+    assert len(store.events()) == 2
+    for name in ("transom.db", "transom.db-wal", "transom.db-shm"):
+        file.with_name(name).unlink()
+    with pytest.raises(StoreError, match="saved in"):
+        store.events()
+    assert not file.exists()
+    rescued = open_store(f"sqlite:///{file}.rescued", create=False)
+    assert [found.message for found in rescued.events()][-1] == "back again"
+    rescued.close()
+    store.close()
+
+
+def test_a_file_that_was_replaced_is_not_written(file: Path) -> None:
+    make(file)
+    store = open_store(url(file))
+    other = file.with_name("other.db")
+    make(other)
+    other.rename(file)
+    before = file.read_bytes()
+    with pytest.raises(StoreError, match="another file has taken its place"):
+        store.add_events([Event(at=1.0, kind="k", message="lost")])
+    store.close()
+    assert file.read_bytes() == before
