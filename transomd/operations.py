@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 from transom_slurm.client import SlurmClient
-from transom_slurm.errors import SlurmError
 
 from transomd import __version__
 from transomd.api.ops import MetricsServer, OpsRoutes
@@ -18,7 +17,7 @@ from transomd.doctor import Finding
 from transomd.errors import SpecError, TransomError
 from transomd.log import Inbox
 from transomd.metrics import Metrics, metered
-from transomd.modes import load
+from transomd.modes import load, user_name
 from transomd.notify import Notifier
 from transomd.preflight import command_client, rights
 from transomd.reload import reloaded
@@ -134,7 +133,8 @@ async def _ssh(operator: Operator, observer: Observer) -> Finding:
     if report.reached:
         said = f"{name} can be probed over SSH, and its host key is known"
         return Finding(section="rights", level=Level.OK, text=said)
-    return Finding(section="rights", level=Level.PROBLEM, text=report.error, next=f"ssh {name} true, as {os.geteuid()}")
+    hint = f"time ssh {name} true, as {user_name(os.geteuid())}: it must end at once, asking for nothing"
+    return Finding(section="rights", level=Level.PROBLEM, text=report.error, next=hint)
 
 
 def _status(operator: Operator) -> str:
@@ -144,8 +144,3 @@ def _status(operator: Operator) -> str:
     told += [f"Slurm does not answer: {slurm.error}"] if slurm.error else []
     told += [operator.paused] if operator.paused else []
     return " ".join("; ".join(told).split())
-
-
-def problem(error: SlurmError) -> Finding:
-    """Return a finding for an error of Slurm."""
-    return Finding(section="slurm", level=Level.PROBLEM, text=str(error), next=error.hint or "scontrol ping")
