@@ -89,7 +89,8 @@ class LauncherReport:
 
     ``phase`` is a :class:`transomd.words.LauncherPhase`. ``nodes`` are the allocation's nodes with a living agent;
     ``unfit`` are those of them whose local check failed, with the reason. ``launches`` holds every launch that the
-    launcher started, so that those made on a grant while the daemon was away become known.
+    launcher started, so that those made on a grant while the daemon was away become known; ``past_failures`` are those of launches
+    that another one has followed.
     """
 
     job_id: int
@@ -104,6 +105,7 @@ class LauncherReport:
     unfit: dict[str, str] = field(default_factory=dict)
     launches: list[LaunchReport] = field(default_factory=list)
     failure: FailureReport | None = None
+    past_failures: list[FailureReport] = field(default_factory=list)
     checkpoint_step: int | None = None
     checkpoint_epoch: int | None = None
     checkpoint_at: float | None = None

@@ -100,6 +100,7 @@ class Launcher:
         self.phase = LauncherPhase.GATE
         self.launches: list[LaunchReport] = []
         self.failure: FailureReport | None = None
+        self._past_failures: list[FailureReport] = []
         self.message = ""
         self.exit_code: int | None = None
         self._program: Program | None = None
@@ -124,14 +125,29 @@ class Launcher:
         if not self._claim():
             return int(ExitCode.GATE_REFUSED)
         await self._call_agents()
-        if self.options.generation > 1:
-            await self._take_over()
+        talking = asyncio.create_task(self._keep_talking())
+        try:
+            if self.options.generation > 1:
+                await self._take_over()
+            while (code := await self._tick()) is None:
+                await asyncio.sleep(TICK_S)
+            return code
+        finally:
+            talking.cancel()
+            await self._leave()
+
+    async def _keep_talking(self) -> None:
+        """Report on time also while a tick takes long (fencing waits for nodes that do not answer).
+
+        Silence would be taken for the loss of this launcher's node. The answer is left for the next tick to ask again.
+        """
         while True:
-            code = await self._tick()
-            if code is not None:
-                await self._leave()
-                return code
             await asyncio.sleep(TICK_S)
+            overdue = max(self.watch.report_s, self._poll_s) + 1.0
+            if time.monotonic() - self._reported_at > overdue:
+                self._reported_at = time.monotonic()
+                await self.link.report(self._report())
+                self._changed = True
 
     def stop_by_signal(self, name: str) -> None:
         """Note that Slurm (or a person) wants this allocation to end."""
@@ -269,6 +285,7 @@ class Launcher:
             unfit=self._unfit,
             launches=self.launches,
             failure=self.failure,
+            past_failures=self._past_failures,
             checkpoint_step=step,
             checkpoint_epoch=epoch,
             checkpoint_at=at,
@@ -390,6 +407,8 @@ class Launcher:
             epoch=epoch, nodes=list(order.nodes), started_at=started, resume_step=self._resume_step(order)
         )
         self.launches = [*self.launches[-20:], report]
+        if self.failure is not None:
+            self._past_failures = [*self._past_failures[-20:], self.failure]
         self.failure, self._bad_exit_at, self.message = None, None, ""
         self.phase, self._changed = LauncherPhase.RUNNING, True
         try:
