@@ -89,8 +89,8 @@ class LauncherReport:
 
     ``phase`` is a :class:`transomd.words.LauncherPhase`. ``nodes`` are the allocation's nodes with a living agent;
     ``unfit`` are those of them whose local check failed, with the reason. ``launches`` holds every launch that the
-    launcher started, so that those made on a grant while the daemon was away become known; ``past_failures`` are those of launches
-    that another one has followed.
+    launcher started, so that those made on a grant while the daemon was away become known; ``past_failures`` are
+    those of launches that another one has followed.
     """
 
     job_id: int
