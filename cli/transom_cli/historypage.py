@@ -33,9 +33,8 @@ def node_history(node: str, answer: Json, *, now: float, columns: int) -> list[s
     incidents, drains = answer.get("incidents") or (), answer.get("drains") or ()
     blamed = [incident for incident in incidents if incident.get("blame") == "node"]
     jobs = {incident.get("job_id") for incident in blamed}
-    lines = [
-        f"{plain(node)}: blamed {len(blamed)} times, in {len(jobs)} jobs; drained by transom {_done(drains)} times"
-    ]
+    lines = [f"{plain(node)}: blamed in {_count(len(blamed), 'incident')} of {_count(len(jobs), 'job')}"]
+    lines[0] += f", drained by transom {_count(_done(drains), 'time')}"
     if not incidents and not drains:
         return [*lines, "transom has no record of anything on it"]
     return lines + _incidents(incidents, now, columns) + _drains(drains, now, columns)
@@ -66,6 +65,10 @@ def all_history(answer: Json, *, now: float, columns: int) -> list[str]:
 def _lemon(row: Json, now: float) -> tuple[str, ...]:
     classes = ", ".join(row.get("classes") or ())
     return str(row["node"]), str(row["incidents"]), str(row["jobs"]), ago(row["last"], now), classes
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _done(drains: Sequence[Json]) -> int:

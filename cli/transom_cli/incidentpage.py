@@ -18,6 +18,10 @@ _STAGES = (
     ("recovered", "first step that is new"),
     ("closed", "closed"),
 )
+_TOLD = ("recovered", "failure", "verdict")
+"""Events that say what the page says anyway."""
+_SAME = {"drained": "drained", "acted": "launch"}
+"""Stages that an event of a kind tells more exactly."""
 
 
 def incident_page(answer: Json, *, now: float, columns: int) -> list[str]:
@@ -70,14 +74,15 @@ def _moments(answer: Json, start: float, now: float) -> Iterator[tuple[float, st
     if last.get("last_step_at") and last["last_step_at"] <= start:
         yield last["last_step_at"], f"last step before it: {last.get('last_step')}"
     yield start, f"detected, {ago(start, now)}"
+    events = [event for event in answer.get("events") or () if event.get("kind") not in _TOLD]
+    kinds = {event.get("kind") for event in events}
     for word, text in _STAGES:
         at = incident.get(f"{word}_at")
-        same = word == "closed" and at == incident.get("recovered_at")
+        same = (word == "closed" and at == incident.get("recovered_at")) or _SAME.get(word) in kinds
         if isinstance(at, (int, float)) and not same:
             yield at, text
-    for event in answer.get("events") or ():
-        if event.get("kind") not in ("recovered", "failure"):
-            yield float(event.get("at") or 0), f"{plain(event.get('kind'))}: {plain(event.get('message'))}"
+    for event in events:
+        yield float(event.get("at") or 0), f"{plain(event.get('kind'))}: {plain(event.get('message'))}"
 
 
 def _node(node: Json, columns: int) -> list[str]:

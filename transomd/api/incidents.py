@@ -62,7 +62,7 @@ def _why(node: str, incident: Incident, intent: Intent | None, refused: Mapping[
         }
         return said.get(intent.state, f"not drained: {intent.outcome.get('error') or intent.state}")
     if node in refused:
-        return refused[node]
+        return refused[node].removeprefix(f"{node} is ")
     if incident.blame != Blame.NODE:
         return f"not drained: blame is {incident.blame or 'not known yet'}, not a node"
     return f"not drained: {_unconfirmed(incident.data.get('await_drain', {}).get(node, []), settings)}"

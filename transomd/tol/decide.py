@@ -26,7 +26,7 @@ def decide(view: JobView, world: World, settings: Settings, now: float) -> Decis
     if view.state.final:
         return stay(view)
     if not view.attempts:
-        return _first_attempt(view, now)
+        return _never_submitted(view, now) if view.job.cancel_requested_by else _first_attempt(view, now)
     changes, launches = facts.absorb(view)
     absorbed = (
         replace(view, job=replace(view.job, **changes), launches=_merged(view, launches))
@@ -47,6 +47,17 @@ def _decide(view: JobView, world: World, settings: Settings, now: float) -> Deci
     if view.job.cancel_requested_by:
         return _cancel(view, world, settings, now)
     return _BY_STATE[view.state](view, world, settings, now)
+
+
+def _never_submitted(view: JobView, now: float) -> Decision:
+    """Close a job that was cancelled before Slurm heard of it."""
+    said = f"cancelled by {view.job.cancel_requested_by}; it was never submitted to Slurm"
+    return Decision(
+        state=JobState.CANCELLED,
+        reason=said,
+        job={"finished_at": now},
+        events=(facts.event(view, now, "cancelled", said),),
+    )
 
 
 def _first_attempt(view: JobView, now: float) -> Decision:

@@ -60,10 +60,10 @@ def goes_on_while_paused(intent: Intent, view: JobView | None) -> bool:
 
 def withheld(view: JobView, decision: Decision) -> str:
     """Say what a decision would do to the cluster, so that it is not recorded while transom is paused; else empty."""
-    if view.job.cancel_requested_by:
-        return ""
     known = view.attempts[-1].data if view.attempts else {}
-    told = [_act(intent) for intent in decision.intents]
+    told = [_act(intent) for intent in decision.intents if not goes_on_while_paused(intent, view)]
+    if view.job.cancel_requested_by:
+        return ", ".join(told)
     told += [said for attempt in decision.attempts for said in _orders(known, attempt)]
     return ", ".join(told)
 
