@@ -16,6 +16,7 @@ from transom_slurm.batch import sbatch_argv
 from transom_slurm.errors import SlurmError
 from transom_slurm.nodesets import HostlistError, expand
 from transom_sql.records import Job
+from transom_sql.store import StoreError
 
 import transomd
 from transomd.api import checked
@@ -72,6 +73,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _problem(_STATUS.get(error.exit_code, 500), error.message, error.hint, error.exit_code, faults)
     except SlurmError as error:
         return _problem(503, str(error), error.hint or "sinfo", ExitCode.UNREACHABLE)
+    except StoreError as error:
+        log.warning("%s %s: %s", request.method, request.path, error)
+        return _problem(503, str(error), error.hint, ExitCode.UNREACHABLE)
     except PermissionError as error:
         return _problem(403, str(error), "", ExitCode.REFUSED)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
