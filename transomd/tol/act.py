@@ -15,6 +15,8 @@ from transom_slurm.types import SlurmNode, SubmitRequest
 from transom_sql.records import Event, Intent, NodeRecord
 
 from transomd.settings import Settings
+from transomd.tol.drains import CONFIRM_WITHIN_S, NODE_LOSS
+from transomd.tol.facts import ended
 from transomd.tol.findings import comment_refusal
 from transomd.tol.view import JobView
 from transomd.words import IntentKind, IntentState
@@ -23,6 +25,8 @@ log = logging.getLogger("transom.act")
 
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds until an act is tried again after Slurm did not answer; the last one for all later tries."""
+TRIES_IN_NODES = 3
+"""Tries of an act inside nodes: another node, or leaving one out, does as well."""
 
 
 class Reach(Protocol):
@@ -72,10 +76,14 @@ class Actor:
         except SlurmUnavailable as error:
             return self._later(intent, str(error))
         except SlurmError as error:
-            return _failed(str(error), error.hint)
+            # An allocation that is to end must end: there is nothing else to do about it than to go on trying.
+            again = intent.kind == IntentKind.CANCEL
+            return self._later(intent, str(error)) if again else _failed(str(error), error.hint)
         except Exception as error:
             log.exception("%s failed", intent.key)
-            return self._later(intent, f"{type(error).__name__}: {error}")
+            words = f"{type(error).__name__}: {error}"
+            inside = intent.kind in (IntentKind.LAUNCHER, IntentKind.FENCE)
+            return _failed(words) if inside and intent.tries + 1 >= TRIES_IN_NODES else self._later(intent, words)
 
     def _later(self, intent: Intent, error: str) -> Outcome:
         wait = RETRY_S[min(intent.tries, len(RETRY_S) - 1)]
@@ -103,12 +111,12 @@ class Actor:
         return _failed(f"nothing carries out {intent.kind!r}")
 
     async def _submit(self, intent: Intent, view: JobView) -> Outcome:
-        tag = str(intent.args["tag"])
         # Anybody may give a job this name; what another user submitted is never ours.
-        found = [job for job in await self._slurm.find(tag) if job.user == view.job.user]
+        found = [job for job in await self._slurm.find(str(intent.args["tag"])) if job.user == view.job.user]
         if found:
-            newest = max(found, key=lambda job: job.job_id)
-            return _submitted(newest.job_id, newest.submit_time)
+            # The first one that still lives claims the attempt; a second would be turned away at the gate.
+            first = min(found, key=lambda job: (ended(job), job.job_id))
+            return _submitted(first.job_id, first.submit_time)
         request = self._reach.submission(view, int(intent.args["attempt"]))
         try:
             return _submitted(await self._slurm.submit(request), self._clock())
@@ -116,13 +124,20 @@ class Actor:
             return _failed(error.cause, error.hint)
 
     async def _cancel(self, intent: Intent, view: JobView | None) -> Outcome:
+        """End a Slurm job; done when Slurm says that it is over."""
         job_id = int(intent.args["slurm_job_id"])
-        job = (await self._slurm.jobs()).get(job_id)
-        other = job is not None and view is not None and job.user != view.job.user
-        if job is None or other or job.name != intent.args["tag"] or job.status.terminal:
+        if await self._over(job_id, intent, view):
             return Outcome(state=IntentState.DONE, data={"said": "it was over already"})
         await self._slurm.cancel(job_id)
-        return Outcome(state=IntentState.DONE, data={"said": f"scancel {job_id}"})
+        if await self._over(job_id, intent, view):
+            return Outcome(state=IntentState.DONE, data={"said": f"scancel {job_id}"})
+        return self._later(intent, "")
+
+    async def _over(self, job_id: int, intent: Intent, view: JobView | None) -> bool:
+        job = (await self._slurm.jobs()).get(job_id)
+        if job is None or job.name != intent.args["tag"] or ended(job):
+            return True
+        return view is not None and job.user != view.job.user
 
     async def _fence(self, intent: Intent) -> Outcome:
         args = intent.args
@@ -141,6 +156,8 @@ class Actor:
             reason = str(intent.args["reason_over"])
         elif drain_refusal(before):
             return _failed(f"{drain_refusal(before)}; left as it is")
+        if self._outdated(intent, before):
+            return _failed(f"{name} is {before.state_text} by now, and no newer evidence speaks against it")
         if self.kill_switch():
             return self._later(intent, self.kill_switch())
         await self._slurm.drain(name, reason)
@@ -148,6 +165,12 @@ class Actor:
         if after is None or not after.status.drain or after.reason != reason:
             return self._later(intent, f"{name} does not show the drain yet")
         return self._drained(intent, after)
+
+    def _outdated(self, intent: Intent, node: SlurmNode) -> bool:
+        """Whether what called for a drain may no longer be so: a lost node is back, or the incident is long past."""
+        if intent.args.get("check") == NODE_LOSS:
+            return node.status.base != "DOWN"
+        return intent.incident_id is not None and self._clock() - intent.created_at > CONFIRM_WITHIN_S
 
     async def _comment(self, intent: Intent) -> Outcome:
         name, text = str(intent.args["node"]), str(intent.args["text"])

@@ -14,6 +14,8 @@ from transomd.words import IntentKind, IntentState
 
 FLEET_BUDGETS = ("per_hour", "max_fraction")
 """Budgets that stay tripped once they are: they say that something is wrong with the fleet, or with the checks."""
+REMEMBERED_S = 7 * 86400.0
+"""How long a drain of transom's counts as its own towards ``drain.max_fraction``, if it is still there."""
 MANUAL = "manual"
 """The check of a drain that a person asked for."""
 
@@ -107,8 +109,9 @@ def _budget(
             reason=f"{same} nodes were drained for this incident (drain.per_incident = {budget.per_incident})",
         )
     fleet = list((slurm.nodes or {}).values())
-    ours = {str(i.args["node"]) for i in drains if now - i.created_at < 7 * 86400}
-    still = sum(1 for n in fleet if n.name in ours and n.status.drain)
+    # What is granted and not yet carried out counts as well.
+    ours = {str(i.args["node"]): i for i in drains if now - i.created_at < REMEMBERED_S}
+    still = sum(1 for n in fleet if n.name in ours and (n.status.drain or ours[n.name].state == IntentState.PENDING))
     ceiling = max(1, int(budget.max_fraction * len(fleet)))
     if still >= ceiling:
         limit = f"drain.max_fraction = {budget.max_fraction} of {len(fleet)} nodes"

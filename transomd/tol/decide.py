@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from transom_slurm.nodesets import fold
-from transom_sql.records import Attempt, Launch
+from transom_slurm.types import SlurmJob
+from transom_sql.records import Launch
 
 from transomd.settings import Settings
-from transomd.tol import facts, gate, recover
+from transomd.tol import endings, facts, gate, recover
+from transomd.tol.attempts import first_attempt, submit_intent
 from transomd.tol.transitions import check_move
 from transomd.tol.view import Absence, Decision, JobView, Want, World, stay
 from transomd.words import IntentState, JobState, LauncherPhase
@@ -28,14 +30,21 @@ def decide(view: JobView, world: World, settings: Settings, now: float) -> Decis
     if not view.attempts:
         return _never_submitted(view, now) if view.job.cancel_requested_by else _first_attempt(view, now)
     changes, launches = facts.absorb(view)
-    absorbed = (
-        replace(view, job=replace(view.job, **changes), launches=_merged(view, launches))
-        if changes or launches
-        else view
+    seen = facts.noted_absence(view, world, now)
+    absorbed = replace(
+        view,
+        job=replace(view.job, **changes),
+        launches=_merged(view, launches),
+        attempts=view.attempts if seen is None else (*view.attempts[:-1], seen),
     )
     decision = _decide(absorbed, world, settings, now)
     check_move(view.state, decision.state)
-    return replace(decision, job={**changes, **decision.job}, launches=(*launches, *decision.launches))
+    return replace(
+        decision,
+        job={**changes, **decision.job},
+        launches=_merged_launches(launches, decision.launches),
+        attempts=decision.attempts or (() if seen is None else (seen,)),
+    )
 
 
 def _merged(view: JobView, changed: tuple[Launch, ...]) -> tuple[Launch, ...]:
@@ -43,9 +52,13 @@ def _merged(view: JobView, changed: tuple[Launch, ...]) -> tuple[Launch, ...]:
     return tuple(by_epoch[epoch] for epoch in sorted(by_epoch))
 
 
+def _merged_launches(first: tuple[Launch, ...], later: tuple[Launch, ...]) -> tuple[Launch, ...]:
+    return tuple({launch.epoch: launch for launch in (*first, *later)}.values())
+
+
 def _decide(view: JobView, world: World, settings: Settings, now: float) -> Decision:
     if view.job.cancel_requested_by:
-        return _cancel(view, world, settings, now)
+        return _cancel(view, world, now)
     return _BY_STATE[view.state](view, world, settings, now)
 
 
@@ -61,62 +74,59 @@ def _never_submitted(view: JobView, now: float) -> Decision:
 
 
 def _first_attempt(view: JobView, now: float) -> Decision:
-    attempt = Attempt(job_id=view.job.id, number=1, tag=facts.first_tag(view.job), created_at=now)
+    attempt = first_attempt(view, now)
     return stay(
         view,
         "submitting to Slurm",
         job={"attempt": 1},
         attempts=(attempt,),
-        intents=(recover.submit_intent(attempt, now),),
+        intents=(submit_intent(attempt, now),),
     )
 
 
-def _cancel(view: JobView, world: World, settings: Settings, now: float) -> Decision:
-    who, attempt = view.job.cancel_requested_by, view.attempt
-    if attempt.slurm_job_id is None:
-        submitted = view.intent(facts.submit_key(attempt))
+def _cancel(view: JobView, world: World, now: float) -> Decision:
+    who = view.job.cancel_requested_by
+    if view.attempt.slurm_job_id is None:
+        submitted = view.intent(facts.submit_key(view.attempt))
         if submitted is not None and submitted.state == IntentState.PENDING:
             return stay(view, f"cancelled by {who}; first settling whether Slurm took the job")
-        settled = gate.waiting_for_slurm_job(view, world, settings, now)
-        return settled if settled.attempts else facts.cancelled(view, now, f"cancelled by {who}")
-    job = world.slurm.job(attempt)
-    if job is Absence.ABSENT or (not isinstance(job, Absence) and facts.ended(job)):
-        return facts.cancelled(view, now, f"cancelled by {who}")
-    if view.intent(facts.cancel_key(attempt)) is None:
-        intent = recover.cancel_intent(view, now)
+        if submitted is not None and submitted.state == IntentState.DONE:
+            return gate.submission(view, now)
+        return endings.cancelled(view, now, f"cancelled by {who}")
+    job = facts.slurm_job(view, world, now)
+    if job is Absence.ABSENT or (isinstance(job, SlurmJob) and facts.ended(job)):
+        return endings.cancelled(view, now, f"cancelled by {who}")
+    intent = view.intent(facts.cancel_key(view.attempt))
+    if intent is None:
         said = facts.event(view, now, "cancel", f"{who} asked to cancel")
-        return stay(view, f"being cancelled by {who}", intents=(intent,), events=(said,))
-    return stay(view, f"being cancelled by {who}", wants=(Want(kind="slurm", since=now - 1),))
+        wanted = endings.cancel_intent(view, now)
+        return stay(view, f"being cancelled by {who}", intents=(wanted,), events=(said,))
+    why = str(intent.outcome.get("error", ""))
+    return stay(view, f"being cancelled by {who}{': ' if why else ''}{why}", wants=(Want(kind="slurm", since=now),))
 
 
 def _running(view: JobView, world: World, settings: Settings, now: float) -> Decision:
-    moved = facts.launch_moved_on(view, now)
+    moved = endings.launch_moved_on(view, now)
     if moved is not None:
         return moved
     report = facts.fitting_report(view)
     if report is not None and report.phase == LauncherPhase.GATE:
-        return _gate_again(view, now)
-    lost = facts.allocation_lost(view, world, settings, now)
+        # A launcher that took over and knows of no launch.
+        return endings.open_incident(view, now, detected_by="takeover", reason="the launcher started anew")
+    lost = endings.allocation_lost(view, world, settings, now)
     if lost is not None:
         return lost
-    recovered = _recovered(view)
-    if recovered is not None:
-        return recovered
+    noted = endings.missed_failure(view, now) or _recovered(view)
+    if noted is not None:
+        return noted
     return _watch_nodes(view, world, settings, now)
-
-
-def _gate_again(view: JobView, now: float) -> Decision:
-    """The launcher stands at its gate though a launch was recorded: it was replaced, and knows of no launch."""
-    return facts.open_incident(view, now, detected_by="takeover", reason="the launcher started anew")
 
 
 def _recovered(view: JobView) -> Decision | None:
     incident, launch = view.incident, view.launch
-    if incident is None or launch is None or launch.epoch <= incident.epoch:
+    if incident is None or launch is None or launch.epoch <= incident.epoch or launch.new_step_at is None:
         return None
     at = launch.new_step_at
-    if at is None:
-        return None
     took = at - incident.detected_at
     message = f"recovered: first new step {took:.1f} s after the failure was detected"
     return stay(
@@ -128,18 +138,18 @@ def _recovered(view: JobView) -> Decision | None:
 
 def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) -> Decision:
     launch, interval = view.launch, settings.health.interval_s
-    if launch is None or not interval or not view.spec.health.probe:
+    if launch is None or facts.fitting_report(view) is None:
         return stay(view)
-    for node in launch.nodes:
-        found = world.health.get(node)
-        if found is None or found.at < launch.started_at:
-            continue
+    nodes = facts.last_nodes(view)
+    reason = f"epoch {launch.epoch} runs on {fold(nodes)}"
+    if not interval or not view.spec.health.probe:
+        return stay(view, reason)
+    for node, found in facts.probed(world, nodes, launch.started_at).items():
         fatal = [r for r in found.unfit if r.check in FATAL_WHILE_RUNNING]
         if fatal:
             why = f"{node}: {fatal[0].check}: {fatal[0].evidence or fatal[0].value}"
-            return facts.open_incident(view, now, detected_by="probe", detected_at=found.at, reason=why)
-    due = Want(kind="probe", since=now - interval, nodes=tuple(launch.nodes), job_id=view.job.id)
-    return stay(view, f"epoch {launch.epoch} runs on {fold(launch.nodes)}", wants=(due,))
+            return endings.open_incident(view, now, detected_by="probe", detected_at=found.at, reason=why)
+    return stay(view, reason, wants=(Want(kind="probe", since=now - interval, nodes=nodes, job_id=view.job.id),))
 
 
 def _held(view: JobView, world: World, settings: Settings, now: float) -> Decision:

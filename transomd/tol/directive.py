@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transomd.api.wire import Directive, Grant, LauncherReport, LaunchOrder
 from transomd.settings import Settings
+from transomd.tol.policy import restarts_spent
 from transomd.tol.view import JobView
 from transomd.words import JobState, LauncherPhase
 
@@ -28,10 +29,16 @@ def directive(view: JobView, report: LauncherReport, settings: Settings, now: fl
         fence_epoch=fence.get("epoch"),
         fence_reason=str(fence.get("reason", "")),
         barred=list(view.attempt.barred),
-        grant=Grant(restarts=settings.policy.grant_restarts, until=now + settings.policy.grant_s) if running else None,
+        grant=_grant(view, settings, now) if running else None,
         poll_s=settings.watch.report_s if running and not fence else FAST_POLL_S,
         message=view.job.reason,
     )
+
+
+def _grant(view: JobView, settings: Settings, now: float) -> Grant:
+    """Never more than the job's own budget has left."""
+    left = max(0, view.spec.policy.max_restarts - restarts_spent(view.incidents))
+    return Grant(restarts=min(settings.policy.grant_restarts, left), until=now + settings.policy.grant_s)
 
 
 def _refusal(view: JobView, report: LauncherReport) -> str:

@@ -39,7 +39,7 @@ def _drain_for(node: SlurmNode, checks: Sequence[str], settings: Settings) -> st
     for check in checks:
         if settings.health.mode(check) is CheckMode.DRAIN:
             return check
-    if not node.status.responding and settings.drain.node_loss is CheckMode.DRAIN:
+    if node.status.base == "DOWN" and settings.drain.node_loss is CheckMode.DRAIN:
         return NODE_LOSS
     return ""
 

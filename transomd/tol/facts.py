@@ -1,26 +1,25 @@
-"""What decisions share: reading a view, and the few decisions that every state can come to. Pure."""
+"""What decisions share: reading a view of a job against the snapshot of the world. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from transom_slurm.nodesets import fold
+from transom_slurm.states import job_terminal, job_waiting
 from transom_slurm.types import SlurmJob
-from transom_sql.records import Attempt, Event, Incident, Job, Launch
+from transom_sql.records import Attempt, Event, Job, Launch
 
 from transomd.api.wire import LauncherReport, LaunchReport
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
-from transomd.tee import detect
-from transomd.tee.types import Evidence
-from transomd.tol.prologs import prolog_failed
-from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
-from transomd.words import JobState, LauncherPhase
+from transomd.tol.view import Absence, JobView, World, with_data
+from transomd.words import IntentState
 
 ABSENT_GRACE_S = 60.0
 """How long Slurm must keep saying that it does not know a job before that is believed (a controller that restarts)."""
+UNSURE_GRACE_S = 900.0
+"""The same while accounting, which might know how the job ended, does not answer."""
 
 
 def first_tag(job: Job) -> str:
@@ -51,22 +50,86 @@ def fitting_report(view: JobView) -> LauncherReport | None:
     return report if report.slurm_job_id == attempt.slurm_job_id else None
 
 
-def allocated(view: JobView, world: World) -> tuple[str, ...]:
-    """Return the nodes that the attempt got, by Slurm's word alone: a launcher's could name anybody's."""
-    job = world.slurm.job(view.attempt)
-    return job.nodes if isinstance(job, SlurmJob) and job.nodes else view.attempt.nodes
-
-
 def ended(job: SlurmJob) -> bool:
-    """Whether Slurm says that the job is over for good."""
-    return job.status.terminal
+    """Whether Slurm says that the job is over for good. transom submits nothing that Slurm may put back by itself."""
+    return job_terminal(job.status, may_requeue=False)
+
+
+def requeued(job: SlurmJob) -> bool:
+    """Whether Slurm put the job back into the queue all the same (``PrologFlags=ForceRequeueOnFail``)."""
+    return job.restarts > 0 and job_waiting(job.status)
+
+
+def slurm_job(view: JobView, world: World, now: float) -> SlurmJob | Absence:
+    """Return what Slurm says, as far as it is to be believed.
+
+    That it does not know the job is believed once it has said so for a while and the launcher is silent as well, or at
+    once after a cancellation that saw the job end; until then it is *unknown*.
+    """
+    job = world.slurm.job(view.attempt)
+    if job is not Absence.ABSENT:
+        return job
+    cancel = view.intent(cancel_key(view.attempt))
+    if cancel is not None and cancel.state == IntentState.DONE:
+        return job
+    since = view.attempt.data.get("absent_since")
+    grace = UNSURE_GRACE_S if view.attempt.slurm_job_id in world.slurm.unsure else ABSENT_GRACE_S
+    heard = view.report_at if fitting_report(view) is not None else 0.0
+    sure = since is not None and now - max(float(since), heard) >= grace
+    return job if sure else Absence.UNKNOWN
+
+
+def why_unknown(view: JobView, world: World) -> str:
+    """Say why nothing is known about the job's Slurm job."""
+    if world.slurm.job(view.attempt) is Absence.ABSENT:
+        return f"Slurm does not know job {view.attempt.slurm_job_id}; making sure"
+    return f"waiting for Slurm to answer{': ' if world.slurm.error else ''}{world.slurm.error}"
+
+
+def noted_absence(view: JobView, world: World, now: float) -> Attempt | None:
+    """Return the attempt with the time since when Slurm does not know it, set or cleared; None when it is right."""
+    absent = world.slurm.job(view.attempt) is Absence.ABSENT
+    if view.attempt.slurm_job_id is None or absent == ("absent_since" in view.attempt.data):
+        return None
+    return with_data(view.attempt, absent_since=now if absent else None)
+
+
+def last_nodes(view: JobView) -> tuple[str, ...]:
+    """Return the nodes of the attempt's last launch, in the launch's order; empty when there was none.
+
+    Only the allocation's count: a launcher's word is the user's.
+    """
+    here = [launch for launch in view.launches if launch.attempt == view.attempt.number]
+    return tuple(n for n in here[-1].nodes if n in view.attempt.nodes) if here else ()
+
+
+def alive(view: JobView) -> list[str]:
+    """Return the allocation's nodes whose agent answers, in the allocation's order."""
+    report = fitting_report(view)
+    answering = set(report.nodes) if report else set()
+    return [n for n in view.attempt.nodes if n in answering]
+
+
+def probed(world: World, nodes: Iterable[str], since: float) -> dict[str, NodeReport]:
+    """Return the probes of these nodes that were begun at ``since`` or later."""
+    return {n: world.health[n] for n in nodes if n in world.health and world.health[n].at >= since}
+
+
+def unfit_words(report: NodeReport) -> str:
+    """Say what a probe found."""
+    return "; ".join(f"{r.check}: {r.evidence or r.value}" for r in report.unfit)
+
+
+def unfit(view: JobView, found: Mapping[str, NodeReport]) -> dict[str, str]:
+    """Return the allocation's nodes that a probe, or their own agent's look, found unfit, each with the reason."""
+    report = fitting_report(view)
+    told = {n: why for n, why in report.unfit.items() if n in view.attempt.nodes} if report else {}
+    return {**told, **{node: unfit_words(seen) for node, seen in found.items() if seen.unfit}}
 
 
 def next_epoch(view: JobView) -> int:
-    """Return the number of the next launch: above all that are recorded or reported."""
-    report = fitting_report(view)
-    seen = [launch.epoch for launch in view.launches] + [x.epoch for x in (report.launches if report else ())]
-    return max([view.job.epoch, *seen]) + 1
+    """Return the number of the next launch: above all that were recorded; :func:`absorb` sees to those reported."""
+    return max([view.job.epoch, *(launch.epoch for launch in view.launches)]) + 1
 
 
 def past_step(view: JobView) -> int | None:
@@ -75,9 +138,12 @@ def past_step(view: JobView) -> int | None:
     return max(steps, default=None)
 
 
-def order(view: JobView, epoch: int, nodes: list[str]) -> dict[str, Any]:
-    """Return a launch order as it is kept in the attempt's data."""
-    return {"epoch": epoch, "nodes": sorted(nodes), "resume_step": None, "past_step": past_step(view)}
+def ordered(view: JobView, epoch: int, nodes: Iterable[str], now: float) -> Attempt:
+    """Return the attempt with the order of a launch, its nodes in the allocation's order (rank 0 is on the first)."""
+    chosen = set(nodes)
+    placed = [n for n in view.attempt.nodes if n in chosen]
+    order = {"epoch": epoch, "nodes": placed, "resume_step": None, "past_step": past_step(view)}
+    return with_data(view.attempt, order=order, ordered_at=now, fence=None)
 
 
 def absorb(view: JobView) -> tuple[dict[str, Any], tuple[Launch, ...]]:
@@ -98,7 +164,8 @@ def absorb(view: JobView) -> tuple[dict[str, Any], tuple[Launch, ...]]:
     if report.launches and report.launches[-1].last_step is not None:
         data["step"], data["step_at"] = report.launches[-1].last_step, report.launches[-1].last_step_at
     changes: dict[str, Any] = {} if data == dict(view.job.data) else {"data": data}
-    epoch = max([view.job.epoch, *(x.epoch for x in report.launches)])
+    failed = report.failure.epoch if report.failure else 0
+    epoch = max([view.job.epoch, failed, *(x.epoch for x in report.launches)])
     if epoch != view.job.epoch:
         changes["epoch"] = epoch
     return changes, moved
@@ -121,201 +188,34 @@ def _launch(view: JobView, told: LaunchReport, known: Launch | None) -> Launch:
     )
 
 
-def covered(view: JobView, epoch: int) -> bool:
-    """Whether a failure of this launch has its incident already."""
-    return any(i.epoch == epoch and not i.data.get("false_alarm") and not i.data.get("at_gate") for i in view.incidents)
-
-
-def open_incident(
-    view: JobView,
-    now: float,
-    *,
-    detected_by: str,
-    reason: str,
-    detected_at: float | None = None,
-    attempt: Attempt | None = None,
-    plan: Mapping[str, Any] | None = None,
-) -> Decision:
-    """Open an incident and go to recovering. An older one that is still open is closed first, in a cycle of its own.
-
-    With ``plan`` the incident needs no diagnosis.
-    """
-    if view.incident is not None:
-        closed = replace(view.incident, closed_at=now, data={**view.incident.data, "superseded": True})
-        return stay(view, incident=closed)
-    at = detected_at if detected_at is not None else now
-    launch = view.launch
-    incident = Incident(
-        job_id=view.job.id,
-        attempt=view.attempt.number,
-        epoch=launch.epoch if launch and fitting_report(view) else view.job.epoch,
-        detected_at=at,
-        last_step=past_step(view),
-        summary=reason,
-        diagnosed_at=now if plan else None,
-        data={"detected_by": detected_by, **({"plan": dict(plan)} if plan else {})},
-    )
-    return Decision(
-        state=JobState.RECOVERING,
-        reason=reason,
-        incident=incident,
-        attempts=(with_data(attempt or view.attempt, order=None),),
-        events=(Event(at=at, kind="failure", message=reason, job_id=view.job.id, data={"by": detected_by}),),
-    )
-
-
-def launch_moved_on(view: JobView, now: float) -> Decision | None:
-    """Decide on what the launcher says of its launch: running, failed or done; None when there is nothing new."""
-    report, launch = fitting_report(view), view.launch
-    if report is None:
-        return None
-    if report.phase == LauncherPhase.DONE:
-        return completed(view, now)
-    failure = report.failure
-    if report.phase == LauncherPhase.FAILED and failure and not covered(view, failure.epoch):
-        return open_incident(
-            view,
-            now,
-            detected_by=failure.detected_by,
-            detected_at=failure.detected_at,
-            reason=f"epoch {failure.epoch} failed: {report.message or failure.detected_by}",
-        )
-    ordered = view.attempt.data.get("order")
-    if report.phase != LauncherPhase.RUNNING or launch is None or view.state is JobState.RUNNING:
-        return None
-    if (ordered is None and view.state is JobState.RECOVERING) or (ordered and launch.epoch < ordered["epoch"]):
-        return None
-    return _now_running(view, launch)
-
-
-def _now_running(view: JobView, launch: LaunchReport) -> Decision:
-    incident = view.incident
-    if incident is not None:
-        incident = replace(incident, acted_at=launch.started_at)
-    message = f"epoch {launch.epoch} runs on {fold(launch.nodes)}"
-    return Decision(
-        state=JobState.RUNNING,
-        reason=message,
-        incident=incident,
-        attempts=(with_data(view.attempt, fence=None),),
-        events=(Event(at=launch.started_at, kind="launch", message=message, job_id=view.job.id),),
-    )
-
-
-def completed(view: JobView, now: float) -> Decision:
-    """Close a job whose program ended with exit code 0."""
-    closed = replace(view.incident, closed_at=now) if view.incident else None
-    step = view.job.data.get("step")
-    return Decision(
-        state=JobState.COMPLETED,
-        reason=f"the program ended with exit code 0{f' at step {step}' if step is not None else ''}",
-        job={"finished_at": now},
-        attempts=(replace(view.attempt, ended_at=now, end_reason="completed"),),
-        incident=closed,
-        events=(event(view, now, "completed", "the program ended with exit code 0"),),
-    )
-
-
-def cancelled(view: JobView, now: float, reason: str) -> Decision:
-    """Close a job that a person cancelled: not a failure."""
-    closed = None
-    if view.incident is not None:
-        closed = replace(view.incident, closed_at=now, failure_class="cancelled", blame="external", action="none")
-    return Decision(
-        state=JobState.CANCELLED,
-        reason=reason,
-        job={"finished_at": now},
-        attempts=(replace(view.attempt, ended_at=now, end_reason="cancelled"),),
-        incident=closed,
-        events=(event(view, now, "cancelled", reason),),
-    )
+def closed_launches(view: JobView, epoch: int, at: float, reason: str) -> tuple[Launch, ...]:
+    """Return the launches up to ``epoch`` that nobody is left to report the end of, as ended."""
+    report = fitting_report(view)
+    reported = {x.epoch for x in report.launches} if report else set()
+    still = [x for x in view.launches if x.epoch <= epoch and x.ended_at is None and x.epoch not in reported]
+    return tuple(replace(x, ended_at=max(at, x.started_at), end_reason=reason) for x in still)
 
 
 def launcher_silent(view: JobView, world: World, settings: Settings, now: float) -> bool:
     """Whether the launcher has been silent for too long; sooner where Slurm does not hear its node either."""
-    watch = settings.watch
-    limit = watch.launcher_silence_s
-    host = str(view.attempt.data.get("host", ""))
-    if host and world.slurm.silent(host):
-        limit = min(limit, 2 * watch.report_s + 2)
-    return now - view.report_at > limit
+    if world.deaf and not world.slurm.silent(host_of(view)):
+        return False
+    return now > silent_at(view, world, settings)
 
 
-def allocation_lost(view: JobView, world: World, settings: Settings, now: float) -> Decision | None:
-    """Decide on a Slurm job that is over or unknown to Slurm, or a launcher that is silent; None when all is well."""
-    job = world.slurm.job(view.attempt)
-    if job is Absence.ABSENT or (isinstance(job, SlurmJob) and ended(job)):
-        return allocation_ended(view, world, job, settings, now)
-    if launcher_silent(view, world, settings, now):
-        host = view.attempt.data.get("host", "its node")
-        return open_incident(
-            view,
-            now,
-            detected_by="launcher-silent",
-            detected_at=now,
-            reason=f"the launcher on {host} has been silent for {now - view.report_at:.0f} s",
-        )
-    return None
+def silent_at(view: JobView, world: World, settings: Settings) -> float:
+    """Return when the launcher's silence becomes too long, if it goes on."""
+    limit = settings.watch.launcher_silence_s
+    if world.slurm.silent(host_of(view)):
+        limit = min(limit, 2 * settings.watch.report_s + 2)
+    return view.report_at + limit
 
 
-def allocation_ended(view: JobView, world: World, job: SlurmJob | Absence, settings: Settings, now: float) -> Decision:
-    """Decide what an ended or vanished Slurm job means."""
-    report = fitting_report(view)
-    if report is not None and report.phase == LauncherPhase.DONE:
-        return completed(view, now)
-    if not isinstance(job, SlurmJob):
-        return _absent(view, now)
-    base = job.status.base.value
-    if base == "COMPLETED":
-        return completed(view, now)
-    if base == "CANCELLED" and view.intent(cancel_key(view.attempt)) is None:
-        by_somebody = _cancelled(view, world, job, now)
-        if by_somebody is not None:
-            return by_somebody
-    # An attempt whose launcher never reported has no nodes yet, and the diagnosis must know whom to look at.
-    attempt = replace(view.attempt, nodes=view.attempt.nodes or job.nodes)
-    reason = f"Slurm job {job.job_id} ended: {job.state_text} {job.reason}".rstrip()
-    return open_incident(view, now, detected_by="slurm", reason=reason, attempt=attempt)
+def host_of(view: JobView) -> str:
+    """Return the node of the attempt's launcher; empty before it has reported."""
+    return str(view.attempt.data.get("host", ""))
 
 
-def _cancelled(view: JobView, world: World, job: SlurmJob, now: float) -> Decision | None:
-    """Decide on a job that Slurm calls cancelled; None when a failed prolog did it.
-
-    Only the nodes tell the two apart, so they must have been asked since.
-    """
-    since = view.attempt.data.get("cancelled_since")
-    if since is None:
-        said = f"Slurm job {job.job_id} is cancelled; looking whether a prolog failed"
-        return stay(
-            view, said, attempts=(with_data(view.attempt, cancelled_since=now),), wants=(Want(kind="slurm", since=now),)
-        )
-    if world.slurm.nodes is None or world.slurm.nodes_at < float(since):
-        return stay(view, wants=(Want(kind="slurm", since=float(since)),))
-    if prolog_failed(view, world, job):
-        return None
-    return cancelled(view, now, f"Slurm job {job.job_id} was cancelled by a person")
-
-
-def _absent(view: JobView, now: float) -> Decision:
-    since = view.attempt.data.get("absent_since")
-    if since is None:
-        attempt = with_data(view.attempt, absent_since=now)
-        return stay(view, attempts=(attempt,), wake_at=now + ABSENT_GRACE_S)
-    if now - max(float(since), view.report_at) < ABSENT_GRACE_S:
-        return stay(view, "Slurm does not know the job; making sure", wake_at=now + 5)
-    return open_incident(
-        view,
-        now,
-        detected_by="slurm",
-        reason=f"Slurm has not known job {view.attempt.slurm_job_id} for {ABSENT_GRACE_S:.0f} s, and it is silent",
-    )
-
-
-def probe_evidence(report: NodeReport) -> tuple[Evidence, ...]:
-    """Return what a probe says as evidence."""
-    return tuple(detect.probe(report))
-
-
-def await_drain(nodes: tuple[str, ...], health: Mapping[str, NodeReport]) -> dict[str, list[str]]:
+def await_drain(nodes: Iterable[str], health: Mapping[str, NodeReport]) -> dict[str, list[str]]:
     """Return, for each blamed node, the checks that found it unfit; empty where only its silence speaks."""
     return {n: sorted(r.check for r in health[n].unfit) if n in health else [] for n in nodes}

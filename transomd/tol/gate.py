@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from transom_slurm.nodesets import fold
-from transom_slurm.types import SlurmJob
-from transom_sql.records import Attempt, Event, Incident
+from transom_slurm.types import JobBase, SlurmJob
+from transom_sql.records import Event, Incident
 
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
-from transomd.tol import facts
+from transomd.tee import detect
+from transomd.tol import endings, facts
 from transomd.tol.prologs import culprits, held_for_launch
-from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
-from transomd.words import Action, Blame, FailureClass, IntentState, JobState, LauncherPhase, Outcome
+from transomd.tol.view import Decision, JobView, Want, World, stay, with_data
+from transomd.words import Action, Blame, Confidence, FailureClass, IntentState, JobState, LauncherPhase, Outcome
 
 
 def waiting_for_slurm_job(view: JobView, world: World, settings: Settings, now: float) -> Decision:
     """Decide for a job whose attempt has no launcher yet."""
-    attempt = view.attempt
-    if attempt.slurm_job_id is None:
-        return _submission(view, now)
-    report = facts.fitting_report(view)
-    if report is not None:
-        return _launcher_reported(view, world, now)
-    job = world.slurm.job(attempt)
-    if job is Absence.UNKNOWN:
-        return stay(view, f"waiting for Slurm to answer: {world.slurm.error}")
+    if view.attempt.slurm_job_id is None:
+        return submission(view, now)
+    done = endings.launch_moved_on(view, now) if _done(view) else None
+    if done is not None:
+        return done
+    job = facts.slurm_job(view, world, now)
     if isinstance(job, SlurmJob) and held_for_launch(job):
         return _held_for_launch(view, world, job, now)
-    if isinstance(job, SlurmJob) and not facts.ended(job):
-        return _waiting(view, job, settings, now)
-    return facts.allocation_ended(view, world, job, settings, now)
+    over = endings.allocation_ended(view, world, job, now)
+    if over is not None:
+        return over
+    if not isinstance(job, SlurmJob):
+        return stay(view, facts.why_unknown(view, world), wants=(Want(kind="slurm", since=view.report_at),))
+    if facts.fitting_report(view) is not None:
+        return _launcher_reported(view, job, now)
+    return _waiting(view, job, settings, now)
 
 
 def _held_for_launch(view: JobView, world: World, job: SlurmJob, now: float) -> Decision:
     """Replace an attempt that Slurm holds for a failed prolog: released, it would wait two minutes, and come back."""
     bad = culprits(view, world, job)
     where = f" after the prolog of {fold(bad)} failed" if bad else ""
-    opened = facts.open_incident(
+    opened = endings.open_incident(
         view,
         now,
         detected_by="slurm",
@@ -53,16 +58,26 @@ def _held_for_launch(view: JobView, world: World, job: SlurmJob, now: float) -> 
     return replace(opened, incident=told)
 
 
-def _submission(view: JobView, now: float) -> Decision:
+def _done(view: JobView) -> bool:
+    report = facts.fitting_report(view)
+    return report is not None and report.phase == LauncherPhase.DONE
+
+
+def submission(view: JobView, now: float) -> Decision:
+    """Decide for an attempt that has no Slurm job yet."""
     intent = view.intent(facts.submit_key(view.attempt))
     if intent is None or intent.state == IntentState.PENDING:
         why = str(intent.outcome.get("error", "")) if intent else ""
         return stay(view, f"submitting to Slurm{': ' + why if why else ''}")
     if intent.state != IntentState.DONE:
+        why = f"Slurm refused the job: {intent.outcome.get('error', 'no reason recorded')}"
         return Decision(
             state=JobState.FAILED,
-            reason=f"Slurm refused the job: {intent.outcome.get('error', 'no reason recorded')}",
+            reason=why,
             job={"finished_at": now},
+            attempts=(replace(view.attempt, ended_at=now, end_reason=why),),
+            incident=replace(view.incident, closed_at=now) if view.incident else None,
+            events=(facts.event(view, now, "failed", why),),
         )
     job_id = int(intent.outcome["slurm_job_id"])
     attempt = replace(
@@ -71,37 +86,41 @@ def _submission(view: JobView, now: float) -> Decision:
     return Decision(
         state=JobState.QUEUED,
         reason=f"Slurm job {job_id} is queued",
-        attempts=(attempt,),
+        attempts=(with_data(attempt, known_at=now),),
         events=(facts.event(view, now, "queued", f"attempt {attempt.number} is Slurm job {job_id}"),),
     )
 
 
 def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> Decision:
     started = job.start_time
-    if job.status.base.value != "RUNNING" or started is None:
+    if job.status.base is not JobBase.RUNNING or started is None:
         return stay(view, f"Slurm job {job.job_id} is {job.state_text.lower()}: {job.reason or 'no reason given'}")
-    deadline = started + settings.watch.launcher_start_s
+    # A daemon that has just come back gives the launcher its time to report again.
+    deadline = max(started, view.report_at) + settings.watch.launcher_start_s
     if now < deadline:
         return stay(view, f"Slurm job {job.job_id} has started; waiting for its launcher", wake_at=deadline)
-    return facts.open_incident(
+    return endings.open_incident(
         view,
         now,
         detected_by="launcher",
         reason=f"no launcher reported within {settings.watch.launcher_start_s:.0f} s of the start of its allocation",
-        attempt=replace(view.attempt, nodes=job.nodes),
+        attempt=with_data(replace(view.attempt, nodes=job.nodes), host=job.batch_host or None),
     )
 
 
-def _launcher_reported(view: JobView, world: World, now: float) -> Decision:
+def _launcher_reported(view: JobView, job: SlurmJob, now: float) -> Decision:
     report = facts.fitting_report(view)
     assert report is not None
-    nodes = facts.allocated(view, world)
-    attempt = replace(view.attempt, nodes=nodes, started_at=view.attempt.started_at or now)
+    nodes = job.nodes
+    if not nodes:
+        return stay(view, "waiting for Slurm to say which nodes the job got", wants=(Want(kind="slurm", since=now),))
+    attempt = replace(view.attempt, nodes=nodes, started_at=job.start_time or now)
     attempt = with_data(attempt, host=report.host)
+    if report.phase == LauncherPhase.STOPPED:
+        return stay(view, f"the launcher was stopped: {report.message}", wants=(Want(kind="slurm", since=now),))
     if report.phase != LauncherPhase.GATE:
-        return Decision(
-            state=JobState.RUNNING, reason="the launcher opened its gate while transomd was away", attempts=(attempt,)
-        )
+        why = "the launcher opened its gate while transomd was away"
+        return Decision(state=JobState.RUNNING, reason=why, attempts=(attempt,))
     return Decision(
         state=JobState.CHECKING,
         reason=f"checking {fold(nodes)}",
@@ -112,51 +131,50 @@ def _launcher_reported(view: JobView, world: World, now: float) -> Decision:
 
 def checking(view: JobView, world: World, settings: Settings, now: float) -> Decision:
     """Decide for a job that has its nodes and a closed gate."""
-    early = facts.launch_moved_on(view, now) or facts.allocation_lost(view, world, settings, now)
+    early = endings.launch_moved_on(view, now) or endings.allocation_lost(view, world, settings, now)
     if early is not None:
         return early
     attempt, report = view.attempt, facts.fitting_report(view)
-    if report is None or "order" in attempt.data:
-        return stay(view)
+    if report is None:
+        return stay(view, "waiting for the launcher's report", wake_at=facts.silent_at(view, world, settings))
+    if "order" in attempt.data:
+        return _ordered(view, settings, now)
     since = float(attempt.data.get("checking_since", now))
-    found, want = _probed(view, world, since)
-    if want is not None:
-        return stay(view, f"checking {fold(attempt.nodes)}", wants=(want,))
-    unfit = _unfit(view, found)
-    fresh = {node: why for node, why in unfit.items() if node not in attempt.barred}
-    if fresh:
-        return _bar(view, found, fresh, now)
-    usable = [n for n in report.nodes if n not in attempt.barred and n not in world.slurm.down(attempt.nodes)]
+    found = facts.probed(world, attempt.nodes, since) if view.spec.health.probe else {}
+    unfit = {node: why for node, why in facts.unfit(view, found).items() if node not in attempt.barred}
+    if unfit:
+        return _bar(view, found, unfit, now)
+    missing = tuple(n for n in attempt.nodes if n not in found and n not in attempt.barred)
+    patience = since + settings.health.gate_timeout_s
+    if missing and view.spec.health.probe and now < patience:
+        want = Want(kind="probe", since=since, nodes=missing, job_id=view.job.id)
+        return stay(view, f"checking {fold(attempt.nodes)}", wants=(want,), wake_at=patience)
+    out = {*attempt.barred, *world.slurm.down(attempt.nodes)}
+    usable = [n for n in facts.alive(view) if n not in out]
     if len(usable) < view.spec.nodes:
-        return _too_few(view, report.lost, usable, settings, now)
-    return _collective(view, world, _best(usable, found), since, now)
+        return _too_few(view, usable, out, settings, now)
+    return _collective(view, world, _best(usable, found), since, settings, now)
 
 
-def _probed(view: JobView, world: World, since: float) -> tuple[dict[str, NodeReport], Want | None]:
-    if not view.spec.health.probe:
-        return {}, None
-    nodes = view.attempt.nodes
-    found = {n: world.health[n] for n in nodes if n in world.health and world.health[n].at >= since}
-    missing = tuple(n for n in nodes if n not in found)
-    return found, Want(kind="probe", since=since, nodes=missing, job_id=view.job.id) if missing else None
+def _ordered(view: JobView, settings: Settings, now: float) -> Decision:
+    """The order is out: the launcher starts the program, or is broken."""
+    deadline = float(view.attempt.data.get("ordered_at", now)) + settings.watch.launcher_start_s
+    if now < deadline:
+        return stay(view, wake_at=deadline)
+    return endings.open_incident(
+        view,
+        now,
+        detected_by="launcher",
+        reason=f"the launcher did not start epoch {view.job.epoch} within {settings.watch.launcher_start_s:.0f} s",
+        plan={"action": Action.RESTART.value, "new_attempt": True},
+    )
 
 
-def _unfit(view: JobView, found: dict[str, NodeReport]) -> dict[str, str]:
-    report = facts.fitting_report(view)
-    local = dict(report.unfit) if report else {}
-    probed = {
-        node: "; ".join(f"{r.check}: {r.evidence or r.value}" for r in result.unfit)
-        for node, result in found.items()
-        if result.outcome is Outcome.UNFIT
-    }
-    return {**local, **probed}
-
-
-def _bar(view: JobView, found: dict[str, NodeReport], unfit: dict[str, str], now: float) -> Decision:
+def _bar(view: JobView, found: Mapping[str, NodeReport], unfit: dict[str, str], now: float) -> Decision:
     names = tuple(sorted(unfit))
     attempt = replace(view.attempt, barred=tuple(sorted({*view.attempt.barred, *names})))
     why = "; ".join(f"{node}: {reason}" for node, reason in sorted(unfit.items()))
-    evidence = tuple(e.to_json() for node in names if node in found for e in facts.probe_evidence(found[node]))
+    evidence = tuple(e for node in names if node in found for e in detect.probe(found[node]))
     incident = Incident(
         job_id=view.job.id,
         attempt=attempt.number,
@@ -165,14 +183,14 @@ def _bar(view: JobView, found: dict[str, NodeReport], unfit: dict[str, str], now
         diagnosed_at=now,
         acted_at=now,
         closed_at=now,
-        failure_class=(evidence[0].get("failure_class") if evidence else None) or FailureClass.HOST.value,
+        failure_class=(evidence[0].failure_class if evidence else FailureClass.HOST).value,
         blame=Blame.NODE.value,
         action=Action.EXCLUDE.value,
         nodes=names,
-        confidence="high",
+        confidence=Confidence.HIGH.value,
         summary=f"Found unfit before the start: {why}. The job goes on without {fold(names)}.",
-        evidence=evidence,
-        data={"restart": False, "await_drain": facts.await_drain(names, found), "at_gate": True},
+        evidence=tuple(e.to_json() for e in evidence),
+        data={"detected_by": "gate", "await_drain": _await_drain(names, found), "at_gate": True},
     )
     return stay(
         view,
@@ -185,13 +203,22 @@ def _bar(view: JobView, found: dict[str, NodeReport], unfit: dict[str, str], now
     )
 
 
-def _too_few(view: JobView, lost: list[str], usable: list[str], settings: Settings, now: float) -> Decision:
+def _await_drain(names: tuple[str, ...], found: Mapping[str, NodeReport]) -> dict[str, list[str]]:
+    """A check that fails on most of the nodes at once says more about itself than about them: no drain rests on it."""
+    failed = Counter(r.check for report in found.values() for r in report.unfit)
+    common = {check for check, count in failed.items() if count > 2 and count * 2 > len(found)}
+    waits = facts.await_drain([n for n in names if n in found], found)
+    kept = {node: [c for c in checks if c not in common] for node, checks in waits.items()}
+    return {node: checks for node, checks in kept.items() if checks}
+
+
+def _too_few(view: JobView, usable: list[str], out: set[str], settings: Settings, now: float) -> Decision:
     patience = float(view.attempt.data.get("checking_since", now)) + settings.watch.launcher_start_s
-    waiting_for = [n for n in view.attempt.nodes if n in lost and n not in view.attempt.barred]
+    waiting_for = [n for n in view.attempt.nodes if n not in facts.alive(view) and n not in out]
     if waiting_for and now < patience:
         return stay(view, f"waiting for the agents on {fold(waiting_for)}", wake_at=patience)
-    bar = tuple(sorted({*view.attempt.barred, *waiting_for}))
-    return facts.open_incident(
+    bar = tuple(sorted({*out, *waiting_for}))
+    return endings.open_incident(
         view,
         now,
         detected_by="gate",
@@ -201,21 +228,26 @@ def _too_few(view: JobView, lost: list[str], usable: list[str], settings: Settin
     )
 
 
-def _best(usable: list[str], found: dict[str, NodeReport]) -> list[str]:
+def _best(usable: list[str], found: Mapping[str, NodeReport]) -> list[str]:
     """Nodes found fit first, in the allocation's order; those that could not be looked at last."""
-    return sorted(usable, key=lambda n: n in found and found[n].outcome is not Outcome.FIT)
+    return sorted(usable, key=lambda n: n not in found or found[n].outcome is not Outcome.FIT)
 
 
-def _collective(view: JobView, world: World, nodes: list[str], since: float, now: float) -> Decision:
-    chosen = sorted(nodes[: view.spec.nodes])
+def _collective(
+    view: JobView, world: World, nodes: list[str], since: float, settings: Settings, now: float
+) -> Decision:
+    chosen = nodes[: view.spec.nodes]
     if not view.spec.health.collective or len(chosen) < 2:
         return open_gate(view, chosen, now)
     key = f"{view.job.id}:{view.attempt.number}:{fold(chosen)}"
     done = world.collectives.get(key)
     if done is None or done.at < since:
+        patience = since + settings.health.gate_timeout_s + settings.health.collective_timeout_s
         want = Want(kind="collective", since=since, nodes=tuple(chosen), key=key, job_id=view.job.id)
-        return stay(view, f"all-reduce over {fold(chosen)}", wants=(want,))
-    if done.outcome is Outcome.FIT:
+        if now < patience:
+            return stay(view, f"all-reduce over {fold(chosen)}", wants=(want,), wake_at=patience)
+        said = f"the all-reduce over {fold(chosen)} gave no answer, which names no node"
+    elif done.outcome is Outcome.FIT:
         speed = f", {done.bus_gbps:.2f} GB/s" if done.bus_gbps is not None else ""
         said = f"all-reduce over {fold(chosen)} passed in {done.seconds:.1f} s ({done.backend}{speed})"
     else:
@@ -226,12 +258,11 @@ def _collective(view: JobView, world: World, nodes: list[str], since: float, now
 def open_gate(view: JobView, nodes: list[str], now: float, *, extra: Event | None = None) -> Decision:
     """Order the first launch of an attempt."""
     epoch = facts.next_epoch(view)
-    attempt: Attempt = with_data(view.attempt, order=facts.order(view, epoch, nodes))
     opened = facts.event(view, now, "gate", f"gate open: epoch {epoch} starts on {fold(nodes)}")
     return stay(
         view,
         f"starting on {fold(nodes)}",
         job={"epoch": epoch},
-        attempts=(attempt,),
+        attempts=(facts.ordered(view, epoch, nodes, now),),
         events=tuple(e for e in (extra, opened) if e is not None),
     )

@@ -8,8 +8,8 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,26 +20,19 @@ from transomd.api.wire import Directive, LauncherReport
 from transomd.log import about
 from transomd.settings import Settings
 from transomd.spec import JobSpec
-from transomd.tol.act import Actor, Outcome
-from transomd.tol.admit import admit_drains
+from transomd.tol.act import Actor
+from transomd.tol.acting import Acts
 from transomd.tol.decide import decide
 from transomd.tol.directive import directive
-from transomd.tol.drains import CONFIRM_WITHIN_S, propose_drains
+from transomd.tol.draining import DrainDesk
+from transomd.tol.hearing import Hearing
+from transomd.tol.intake import sound
 from transomd.tol.observe import Observer
 from transomd.tol.plausible import known_nodes, plausible
-from transomd.tol.switches import (
-    PAUSE,
-    counted_since,
-    goes_on_while_paused,
-    held_directive,
-    pause_sentence,
-    trip_sentence,
-    tripped,
-    withheld,
-)
-from transomd.tol.view import Decision, JobView, SlurmView, Want, World
+from transomd.tol.switches import PAUSE, goes_on_while_paused, held_directive, pause_sentence, withheld
+from transomd.tol.view import Decision, JobView, SlurmView, World
 from transomd.tol.watchers import Watcher
-from transomd.words import IntentKind, IntentState, JobState
+from transomd.words import IntentState, JobState
 
 log = logging.getLogger("transom.loop")
 T = TypeVar("T")
@@ -47,6 +40,9 @@ T = TypeVar("T")
 ACTIVE = tuple(state.value for state in JobState if not state.final)
 MAX_STEPS = 50
 """Decisions in a row about one job within a cycle; more than this is a fault in the rules, and said."""
+QUICK_S = 0.3
+"""How soon Slurm is asked again when a decision waits for its word; longer each time that it brings nothing new."""
+SLOWER = 1.3
 TOKEN_OUTLIVES_S = 3600.0
 """How long after its job's end a launcher is still told so; nothing that it reports counts any more."""
 
@@ -62,25 +58,26 @@ class Operator:
         settings: Settings,
         clock: Callable[[], float],
         watcher: Watcher | None = None,
+        *,
+        executor: Executor | None = None,
     ) -> None:
         self._store = store
         self._observer = observer
-        self._actor = actor
         self._settings = settings
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._watcher = watcher or Watcher()
+        self._thread = executor or ThreadPoolExecutor(1, thread_name_prefix="store")
         self._lock = asyncio.Lock()
         self._views: dict[int, JobView] = {}
-        self._wants: dict[int, tuple[Want, ...]] = {}
         self._wakes: dict[int, float] = {}
-        self._acting: dict[str, asyncio.Task[None]] = {}
-        self._refusals: dict[str, str] = {}
-        self._sources: list[Callable[[SlurmView, float], Iterable[Intent]]] = []
         self._switches: dict[str, Switch] = {}
         self._withheld: dict[int, str] = {}
-        self._watcher = watcher or Watcher()
+        self._acts = Acts(actor, self, clock, self._lock, self._watcher, self._acted)
+        self._drains = DrainDesk(actor, self, self._watcher)
+        self._hearing = Hearing(clock)
         self._wake = asyncio.Event()
-        self._wake_at = 0.0
+        self._look_at = 0.0
+        self._quick_s = QUICK_S
 
     async def db(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run one store call on the store's thread."""
@@ -92,14 +89,22 @@ class Operator:
             self._watcher.stored(time.monotonic() - began, ok)
         return answer
 
+    # --- what is so -------------------------------------------------------------------------------------------------
+
     @property
     def store(self) -> Store:
         """The store, for reading (through :meth:`db`)."""
         return self._store
 
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._settings
+
     def world(self) -> World:
         """Return the newest snapshot."""
-        return self._observer.world()
+        world = self._observer.world()
+        return replace(world, deaf=True) if self._hearing.deaf else world
 
     @property
     def paused(self) -> str:
@@ -121,7 +126,7 @@ class Operator:
 
     def acting(self) -> list[str]:
         """Return the keys of the acts that are being carried out."""
-        return sorted(self._acting)
+        return self._acts.under_way()
 
     def view(self, job_id: int) -> JobView | None:
         """Return what is known about an active job."""
@@ -131,60 +136,88 @@ class Operator:
         """Return the active jobs whose current attempt holds a node."""
         return [i for i, v in self._views.items() if v.attempts and node in v.attempt.nodes and not v.state.final]
 
-    def propose_from(self, source: Callable[[SlurmView, float], Iterable[Intent]]) -> None:
-        """Have further drains proposed in every cycle, under the same budgets and guards."""
-        self._sources.append(source)
-
-    async def admit_now(self) -> None:
-        """Decide about all proposed drains at once; what is granted is recorded when this returns."""
-        async with self._lock:
-            await self._drains()
-        self.wake()
-
-    def wake(self) -> None:
-        """Have the next cycle run now."""
-        self._wake.set()
+    # --- the loop ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Read every job that is not over, and every switch: what a daemon that was killed left behind."""
         self._switches = {switch.name: switch for switch in await self.db(self._store.switches)}
-        for job in await self.db(self._store.jobs, states=ACTIVE, limit=1_000_000):
-            await self._load(job.id)
+        pending = await self.db(self._store.intents, states=[IntentState.PENDING.value])
+        unfinished = {intent.job_id for intent in pending if intent.job_id is not None}
+        active = {job.id for job in await self.db(self._store.jobs, states=ACTIVE, limit=None)}
+        for job_id in sorted(active | unfinished):
+            await self._load(job_id)
+        await self._drains.start(self._clock())
 
     async def run(self) -> None:
-        """Cycle until cancelled; a cycle that fails is logged and tried again."""
+        """Work until cancelled; what fails is logged and tried again."""
         while True:
-            began, failed = time.monotonic(), None
+            began = time.monotonic()
             try:
-                sentence = await self.cycle()
-                log.debug("%s", sentence)
+                log.debug("%s", await self.step())
             except Exception as error:
-                failed = error
-                log.exception("the cycle failed; the next one tries again")
-            self._watcher.cycled(time.monotonic() - began, failed)
+                log.exception("a cycle failed; the next one tries again")
+                self._look_at = self._clock() + self._settings.daemon.cycle_s
+                self._watcher.cycled(time.monotonic() - began, error)
             await self._rest()
 
     async def _rest(self) -> None:
-        until = min(self._settings.daemon.cycle_s, max(0.05, self._wake_at - self._clock()) if self._wake_at else 1e9)
+        until = min(self._settings.daemon.cycle_s, max(0.0, self.due_at() - self._clock()))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wake.wait(), until)
         self._wake.clear()
         await asyncio.sleep(0.02)
 
+    def due_at(self) -> float:
+        """Return when there is something to do next: a look at Slurm, a deadline of a job, an act."""
+        return min([self._look_at, self._acts.due_at, *(at for at in self._wakes.values() if at)])
+
+    async def step(self) -> str:
+        """Do what is due: a whole cycle when Slurm is to be looked at, else only what is new."""
+        self._views = self._hearing.after_a_pause(self._views, self._settings)
+        if self._clock() >= self._look_at:
+            began = time.monotonic()
+            said = await self.cycle()
+            self._watcher.cycled(time.monotonic() - began, None)
+        else:
+            async with self._lock:
+                await self._settle_all(self._observer.news() | self._overdue())
+                said = f"{await self._start_acts()} acts begun"
+        self._hearing.listened()
+        return said
+
     async def cycle(self) -> str:
-        """Do one cycle and return a sentence that says what it did."""
+        """Do one whole cycle and return a sentence that says what it did."""
+        self._look_at = self._clock() + self._settings.daemon.cycle_s
         await self._observer.look([v.attempt for v in self._views.values() if v.attempts])
         self._watcher.looked(self._observer.world().slurm, self._clock())
-        written = 0
+        self._observer.news()
+        self._hearing.count(self._views.values(), self._settings)
         async with self._lock:
-            for job_id in list(self._views):
-                written += await self._settle(job_id)
-            drains = await self._drains()
+            written = await self._settle_all(list(self._views))
+            drains = await self._grant_drains()
             acts = await self._start_acts()
-        again = self._observer.meet([w for wants in self._wants.values() for w in wants], self._views)
-        wakes = [v for v in self._wakes.values() if v > self._clock()]
-        self._wake_at = min([*wakes, *([self._clock() + 0.3] if again else [])], default=0.0)
         return f"{len(self._views)} jobs, {written} decisions recorded, {drains} drains granted, {acts} acts begun"
+
+    def _overdue(self) -> set[int]:
+        now = self._clock()
+        return {job_id for job_id, at in self._wakes.items() if at and at <= now}
+
+    async def _grant_drains(self) -> int:
+        granted, trips = await self._drains.grant(self.world(), self.paused, self._switches, self._clock())
+        for trip in trips:
+            await self._switch(trip, f"{trip.name} is tripped: {trip.reason}")
+        if granted:
+            self._acts.due(self._clock())
+        return granted
+
+    async def _start_acts(self) -> int:
+        paused = self.paused
+        return await self._acts.start(self._views, lambda i, v: not paused or goes_on_while_paused(i, v))
+
+    # --- one job ----------------------------------------------------------------------------------------------------
+
+    async def _settle_all(self, jobs: Iterable[int]) -> int:
+        return sum([await self._settle(job_id) for job_id in jobs])
 
     async def _settle(self, job_id: int) -> int:
         """Decide about one job. A fault in a rule is logged and keeps no other job from its turn."""
@@ -194,24 +227,34 @@ class Operator:
                 return await self._decide(job_id)
         except Exception:
             log.exception("job %d: no decision could be made or recorded; the next cycle tries again", job_id)
+            self._wakes.pop(job_id, None)
             return 0
 
     async def _decide(self, job_id: int) -> int:
-        """Decide about one job until there is nothing more to record."""
+        """Decide about one job until there is nothing more to record; return how often something was."""
         for step in range(MAX_STEPS):
             view = self._views.get(job_id)
             if view is None:
                 return step
             now = self._clock()
-            decision = decide(view, self._observer.world(), self._settings, now)
-            self._wants[job_id] = decision.wants
-            self._wakes[job_id] = decision.wake_at or 0.0
+            decision = decide(view, self.world(), self._settings, now)
             self._withheld[job_id] = withheld(view, decision) if self.paused else ""
             if self._withheld[job_id] or not decision.writes(view):
+                self._attend(view, decision, now)
                 return step
             await self._record(view, decision, now)
         log.error("job %d: %d decisions in a row; left for the next cycle", job_id, MAX_STEPS)
+        self._wakes.pop(job_id, None)
         return MAX_STEPS
+
+    def _attend(self, view: JobView, decision: Decision, now: float) -> None:
+        """Note when the job is to be looked at again, and start finding out what it waits for."""
+        wake_at = decision.wake_at or 0.0
+        self._wakes[view.job.id] = wake_at if wake_at > now else 0.0
+        if self._observer.meet(decision.wants, view) and now + self._quick_s < self._look_at:
+            self._look_at = now + self._quick_s
+            self._quick_s = min(self._quick_s * SLOWER, self._settings.daemon.cycle_s)
+            self._wake.set()
 
     async def _record(self, view: JobView, decision: Decision, now: float) -> None:
         moved = decision.state is not view.state
@@ -229,7 +272,6 @@ class Operator:
             attempts=decision.attempts,
             launches=decision.launches,
             incident=decision.incident,
-            nodes=decision.nodes,
             intents=decision.intents,
             events=decision.events,
         )
@@ -239,17 +281,22 @@ class Operator:
             log.info("job %d changed meanwhile; deciding again", view.job.id)
         else:
             self._watcher.recorded(view, decision, now)
+        self._quick_s = QUICK_S if moved else self._quick_s
         await self._load(view.job.id)
+        if decision.intents:
+            self._acts.due(min(intent.not_before for intent in decision.intents))
+            self._wake.set()
 
     async def _load(self, job_id: int) -> None:
         """Read one job anew, and keep what only lives in memory (its launcher's last report)."""
         old = self._views.get(job_id)
         view = await self.db(self.read, job_id)
-        if view is None or (view.state.final and not any(_pending(i) for i in view.intents.values())):
-            self._views.pop(job_id, None)
-            self._wants.pop(job_id, None)
-            self._wakes.pop(job_id, None)
-            self._withheld.pop(job_id, None)
+        if view is None:
+            return
+        self._drains.note(view.incidents)
+        if view.state.final and not any(i.state == IntentState.PENDING for i in view.intents.values()):
+            for kept in (self._views, self._wakes, self._withheld):
+                kept.pop(job_id, None)
             return
         report_at = old.report_at if old else self._clock()
         self._views[job_id] = replace(view, report=old.report if old else None, report_at=report_at)
@@ -268,104 +315,39 @@ class Operator:
             intents={i.key: i for i in self._store.intents(job_id=job_id)},
         )
 
-    async def _drains(self) -> int:
-        now = self._clock()
-        recent = [
-            i
-            for i in await self.db(self._store.incidents)
-            if i.data.get("await_drain") and now - (i.diagnosed_at or 0) < CONFIRM_WITHIN_S
-        ]
-        world = self._observer.world()
-        proposals = list(propose_drains(recent, world.slurm, self._settings, now))
-        proposals += [intent for source in self._sources for intent in source(world.slurm, now)]
-        if not proposals:
-            return 0
-        history = [i for i in await self.db(self._store.intents) if i.kind == IntentKind.DRAIN]
-        stopped = self.paused or self._actor.kill_switch() or trip_sentence(self._switches)
-        since = counted_since(self._switches)
-        verdict = admit_drains(proposals, history, world.slurm, self._settings.drain, now, stopped=stopped, since=since)
-        for trip in verdict.trips:
-            await self._switch(tripped(trip.budget, trip.reason, now), f"drain.{trip.budget} is tripped: {trip.reason}")
-        told = [r for r in verdict.refused if self._refusals.get(r.intent.key) != r.reason]
-        self._refusals.update({r.intent.key: r.reason for r in told})
-        events = [
-            Event(
-                at=now,
-                kind="drain-refused",
-                node=str(r.intent.args["node"]),
-                job_id=r.intent.job_id,
-                message=f"{r.intent.args['node']} is not drained: {r.reason}",
-            )
-            for r in told
-        ]
-        if verdict.granted or events:
-            await self.db(self._store.commit, Change(intents=verdict.granted, events=events))
-            self._watcher.admitted(replace(verdict, refused=tuple(told)), now)
-        return len(verdict.granted)
-
-    async def _start_acts(self) -> int:
-        now = self._clock()
-        begun = 0
-        for intent in await self.db(self._store.intents, states=[IntentState.PENDING.value]):
-            if intent.key in self._acting or intent.not_before > now:
-                continue
-            if self.paused and not goes_on_while_paused(intent, self._views.get(intent.job_id or 0)):
-                continue
-            task = asyncio.create_task(self._act(intent), name=intent.key)
-            self._acting[intent.key] = task
-            begun += 1
-        return begun
-
-    async def _act(self, intent: Intent) -> None:
-        try:
-            view = self._views.get(intent.job_id or 0)
-            with about(job=intent.job_id, node=intent.args.get("node"), intent=intent.key):
-                log.info("acting: %s", intent.key)
-                outcome = await self._actor.perform(intent, view)
-            async with self._lock:
-                await self._finish(intent, outcome)
-        except Exception:
-            log.exception("%s: its outcome could not be recorded; it is looked at again", intent.key)
-        finally:
-            self._acting.pop(intent.key, None)
-            self.wake()
-
-    async def _finish(self, intent: Intent, outcome: Outcome) -> None:
-        now = self._clock()
-        self._watcher.acted(intent, outcome, now)
-        if outcome.again_s is not None:
-            await self.db(self._store.retry_intent, intent.key, now + outcome.again_s, outcome.data)
-        else:
-            events = list(outcome.events)
-            if outcome.state is IntentState.FAILED:
-                why = f"{intent.key} failed: {outcome.data.get('error', '')}"
-                events.append(Event(at=now, kind="act-failed", job_id=intent.job_id, message=why))
-            await self.db(self._end_intent, intent.key, outcome, now, events)
-            if intent.kind == IntentKind.DRAIN and outcome.state is IntentState.DONE:
-                await self._mark_drained(intent, now)
+    async def _acted(self, intent: Intent) -> None:
+        """An act has ended, or waits for its next try. Called under the lock."""
         if intent.job_id in self._views:
             await self._load(intent.job_id)
+            await self._settle(intent.job_id)
+        self._wake.set()
 
-    def _end_intent(self, key: str, outcome: Outcome, now: float, events: Sequence[Event]) -> None:
-        """Record an act's end, on the store's thread; what checks found on its nodes stays as it was."""
-        nodes = []
-        for new in outcome.nodes:
-            old = self._store.node(new.name)
-            nodes.append(replace(new, checked_at=old.checked_at, checks=old.checks, data=old.data) if old else new)
-        self._store.finish_intent(key, outcome.state.value, outcome.data, now, events, nodes)
+    # --- what comes in ----------------------------------------------------------------------------------------------
 
-    async def _mark_drained(self, intent: Intent, now: float) -> None:
-        incidents = await self.db(self._store.incidents, intent.job_id)
-        for incident in incidents:
-            if incident.id == intent.incident_id and incident.drained_at is None:
-                await self.db(self._store.commit, Change(incident=replace(incident, drained_at=now)))
+    def wake(self) -> None:
+        """Have the loop look for what is due now."""
+        self._acts.due(self._clock())
+        self._wake.set()
+
+    def propose_from(self, source: Callable[[SlurmView, float], Iterable[Intent]]) -> None:
+        """Have further drains proposed in every cycle, under the same budgets and guards."""
+        self._drains.propose_from(source)
+
+    async def admit_now(self) -> None:
+        """Decide about all proposed drains at once; what is granted is recorded when this returns."""
+        async with self._lock:
+            await self._grant_drains()
+        self.wake()
 
     async def submit(self, job: Job) -> Job:
         """Take in a new job."""
         now = self._clock()
-        said = Event(at=now, kind="submitted", message=f"{job.user} submitted {job.name}")
+        said = [Event(at=now, kind="submitted", message=f"{job.user} submitted {job.name}")]
+        if job.uid == 0:
+            why = "it runs as root: its program may do anything to its nodes, and to files on shares that trust root"
+            said.append(Event(at=now, kind="warning", message=why))
         async with self._lock:
-            stored = await self.db(self._store.add_job, job, [said])
+            stored = await self.db(self._store.add_job, job, said)
             await self._load(stored.id)
             await self._settle(stored.id)
         self.wake()
@@ -375,7 +357,7 @@ class Operator:
         """Note that a person wants a job cancelled."""
         async with self._lock:
             view = self._views.get(job_id)
-            if view is None or view.job.cancel_requested_by:
+            if view is None or view.state.final or view.job.cancel_requested_by:
                 return
             await self.db(self._store.commit, Change(job=replace(view.job, cancel_requested_by=who)))
             await self._load(job_id)
@@ -400,25 +382,36 @@ class Operator:
         return view
 
     async def report(self, report: LauncherReport, token: str) -> Directive:
-        """Take a launcher's report and answer it. Raises PermissionError when the token is not the job's."""
-        now = self._clock()
-        answer = self._directive(await self.launcher_job(token, report.job_id), report, now)
+        """Take a launcher's report and answer it.
+
+        Raises PermissionError when the token is not the job's, and ValueError when the report is not sound.
+        """
+        await self.launcher_job(token, report.job_id)
+        report = sound(report)
         self._watcher.reported(report)
-        if answer.gate == "refuse" or report.job_id not in self._views:
-            return answer
         async with self._lock:
             view = self._views.get(report.job_id)
-            if view is None or not known_nodes(view, self._observer.world()):
-                # Nothing that a launcher says about nodes is taken before Slurm has said which are the job's.
-                self.wake()
-                return answer
-            report = plausible(view, report, self._observer.world(), now)
-            self._views[report.job_id] = replace(view, report=report, report_at=now)
-            await self._settle(report.job_id)
+            if view is not None and directive(view, report, self._settings, self._clock()).gate != "refuse":
+                await self._hear(view, report)
             view = self._views.get(report.job_id) or await self.db(self.read, report.job_id)
-        self.wake()
         assert view is not None
         return self._directive(view, report, self._clock())
+
+    async def _hear(self, view: JobView, report: LauncherReport) -> None:
+        """Take what can be true of a report; nothing of it, before Slurm has said which nodes are the job's."""
+        if not known_nodes(view, self._observer.world()):
+            self._look_at = min(self._look_at, self._clock() + QUICK_S)
+            self._wake.set()
+            return
+        self._take(view, plausible(view, report, self._observer.world(), self._clock()))
+        await self._settle(report.job_id)
+
+    def _take(self, view: JobView, report: LauncherReport) -> None:
+        """Keep a report, unless a newer one of the same launcher has overtaken it."""
+        old = view.report
+        same = old is not None and (old.attempt, old.generation) == (report.attempt, report.generation)
+        newest = old if same and old is not None and old.at > report.at else report
+        self._views[report.job_id] = replace(view, report=newest, report_at=self._clock())
 
     def _directive(self, view: JobView, report: LauncherReport, now: float) -> Directive:
         answer = directive(view, report, self._settings, now)
@@ -440,7 +433,8 @@ class Operator:
             for switch in were:
                 said = f"{who} resumed what {switch.name} had stopped ({switch.who}: {switch.reason})"
                 await self._switch(replace(switch, changed_at=now, since=None, who=who, reason="resumed"), said)
-            self._refusals.clear()
+            self._drains.forget_refusals()
+        self._look_at = 0.0
         self.wake()
         return were
 
@@ -459,19 +453,10 @@ class Operator:
 
     async def act_now(self, intent: Intent) -> Intent:
         """Record an act that a person asked for, carry it out, and return it with its outcome."""
-        await self.db(self._store.commit, Change(intents=[intent]))
-        await self._act(intent)
-        return await self.db(self._store.intent, intent.key) or intent
+        return await self._acts.now(intent)
 
     async def close(self) -> None:
         """Stop acting; what is unfinished stays recorded and is taken up at the next start."""
-        tasks = list(self._acting.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._acts.close()
         await self._observer.close()
         self._thread.shutdown()
-
-
-def _pending(intent: Intent) -> bool:
-    return intent.state == IntentState.PENDING

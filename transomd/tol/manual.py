@@ -14,6 +14,7 @@ from transomd.api.views import owned
 from transomd.errors import UnreachableError
 from transomd.settings import Settings
 from transomd.spec import JobSpec
+from transomd.tol.admit import MANUAL
 from transomd.tol.facts import first_tag
 from transomd.tol.loop import Operator
 from transomd.tol.submission import submit_request
@@ -83,7 +84,7 @@ class Hands:
             kind=kind.value,
             state=IntentState.PENDING.value,
             created_at=self._clock(),
-            args={"node": name, "check": "manual", **args},
+            args={"node": name, "check": MANUAL, **args},
         )
         ended = await self._operator.act_now(intent)
         if ended.state == IntentState.DONE:

@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     Rule(failure_class=FailureClass.TIME_LIMIT, action=Action.RESTART),
     Rule(failure_class=FailureClass.STORAGE, action=Action.WAIT),
     Rule(blame=Blame.STORAGE, action=Action.WAIT),
+    Rule(blame=Blame.NETWORK, action=Action.WAIT),
     Rule(failure_class=FailureClass.USER_CODE, blame=Blame.PROGRAM, action=Action.STOP),
     Rule(failure_class=FailureClass.NUMERIC, seen=1, action=Action.STOP),
     Rule(failure_class=FailureClass.NUMERIC, action=Action.ROLLBACK),
@@ -52,7 +53,9 @@ BACKOFF_S = (0.0, 0.0, 10.0, 30.0, 60.0, 300.0)
 MAX_INCIDENTS = 1000
 """Failures of one job after which it ends, also where they spend no budget: a launcher may say anything."""
 WAIT_S = 60.0
-"""Seconds to wait before a restart after a storage failure."""
+"""Seconds to wait before a restart after a failure of a store or of the network."""
+UNSEEN_PROGRESS_S = 1800.0
+"""A launch that shows no step numbers counts as progress when it ran for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +80,10 @@ def make_plan(verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[
     idle = launches_without_progress(launches)
     if idle >= policy.no_progress_limit:
         return Plan(action=Action.STOP, why=f"{idle} launches in a row did not get past the last step")
-    spent = sum(1 for incident in earlier if _counts(incident))
+    spent = restarts_spent(earlier)
     if spent >= policy.max_restarts:
         return Plan(action=Action.STOP, why=f"the restart budget is used up: {spent} of {policy.max_restarts}")
-    bar = verdict.nodes if verdict.blame is Blame.NODE else _repeated(verdict, earlier)
-    if bar and action is Action.RESTART:
-        action = Action.EXCLUDE
+    bar = verdict.nodes if verdict.blame is Blame.NODE else ()
     delay = WAIT_S if action is Action.WAIT else BACKOFF_S[min(idle, len(BACKOFF_S) - 1)]
     return Plan(action=action, bar=bar, delay_s=delay, why=verdict.summary)
 
@@ -93,14 +94,19 @@ def launches_without_progress(launches: Sequence[Launch]) -> int:
     idle = 0
     for launch in launches:
         reached = launch.last_step if launch.last_step is not None else -1
-        idle = 0 if reached > best else idle + 1
+        advanced = reached > best or (best < 0 and _seconds(launch) >= UNSEEN_PROGRESS_S)
+        idle = 0 if advanced else idle + 1
         best = max(best, reached)
     return idle
 
 
-def seen_on(incident: Incident) -> frozenset[str]:
-    """Return the nodes that root evidence of an incident was seen on."""
-    return frozenset(str(e["node"]) for e in incident.evidence if e.get("role") == "root" and e.get("node"))
+def _seconds(launch: Launch) -> float:
+    return (launch.ended_at or launch.started_at) - launch.started_at
+
+
+def restarts_spent(incidents: Sequence[Incident]) -> int:
+    """Count the failures that use up the budget for infrastructure."""
+    return sum(1 for incident in incidents if _counts(incident))
 
 
 def _rule(verdict: Verdict, seen: int) -> Rule:
@@ -109,7 +115,7 @@ def _rule(verdict: Verdict, seen: int) -> Rule:
 
 def _times_seen(verdict: Verdict, earlier: Sequence[Incident]) -> int:
     kind = (verdict.failure_class.value, verdict.blame.value)
-    return sum(1 for incident in earlier if (incident.failure_class, incident.blame) == kind)
+    return sum(1 for incident in earlier if (incident.failure_class, incident.blame) == kind and _counts(incident))
 
 
 def _user_budget_left(verdict: Verdict, earlier: Sequence[Incident], policy: PolicySpec) -> bool:
@@ -120,13 +126,5 @@ def _user_budget_left(verdict: Verdict, earlier: Sequence[Incident], policy: Pol
 
 def _counts(incident: Incident) -> bool:
     free = (FailureClass.USER_CODE, FailureClass.PREEMPTION, FailureClass.TIME_LIMIT, FailureClass.CANCELLED)
-    return incident.failure_class not in free and incident.data.get("restart", True) is not False
-
-
-def _repeated(verdict: Verdict, earlier: Sequence[Incident]) -> tuple[str, ...]:
-    """Return the one node on which the same blameless kind of failure has now been seen twice running."""
-    if not earlier or verdict.blame is not Blame.UNKNOWN or earlier[-1].failure_class != verdict.failure_class:
-        return ()
-    here = frozenset(e.node for e in verdict.evidence if e.role == "root" and e.node)
-    both = here & seen_on(earlier[-1])
-    return tuple(both) if len(both) == 1 else ()
+    no_restart = incident.data.get("at_gate") or incident.data.get("false_alarm")
+    return incident.failure_class not in free and not no_restart

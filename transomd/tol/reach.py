@@ -15,7 +15,7 @@ from transomd.rights import Rights
 from transomd.settings import Settings
 from transomd.tol.submission import launcher_argv, submit_request
 from transomd.tol.view import JobView
-from transomd.words import CheckMode
+from transomd.words import CheckMode, ExitCode
 
 STARTER_PATIENCE_S = 1.0
 """How long a starting launcher is watched for an immediate failure of its srun."""
@@ -80,7 +80,8 @@ class Reach:
         argv += [*launcher, f"--nodes={','.join(left)}"]
         process = await self._rights.start(view.job.uid, argv, f"{view.job.run_dir}/logs/launcher.log")
         await asyncio.sleep(STARTER_PATIENCE_S)
-        if process.poll() is not None and process.returncode != 0:
+        # A launcher that finds its generation claimed leaves with this code: it was started before, as was wanted.
+        if process.poll() not in (None, int(ExitCode.OK), int(ExitCode.GATE_REFUSED)):
             raise RuntimeError(f"srun for the new launcher ended with exit code {process.returncode}")
 
 

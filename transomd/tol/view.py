@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from transom_slurm.types import SlurmJob, SlurmNode
-from transom_sql.records import Attempt, Event, Incident, Intent, Job, Launch, NodeRecord
+from transom_sql.records import Attempt, Event, Incident, Intent, Job, Launch
 
 from transomd.api.wire import LauncherReport, LaunchReport
 from transomd.health.types import CollectiveReport, NodeReport
@@ -25,17 +25,24 @@ class Absence(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmView:
-    """The newest answers of Slurm. ``None`` is *unknown*; the times are when each successful query was begun."""
+    """The newest answers of Slurm. ``None`` is *unknown*; the times are when each successful query was begun.
+
+    ``unsure`` are ids that slurmctld does not hold and accounting, which might know how they ended, did not answer for.
+    """
 
     jobs: Mapping[int, SlurmJob] | None = None
     jobs_at: float = 0.0
     nodes: Mapping[str, SlurmNode] | None = None
     nodes_at: float = 0.0
+    unsure: frozenset[int] = frozenset()
     error: str = ""
 
     def job(self, attempt: Attempt) -> SlurmJob | Absence:
-        """Return the attempt's Slurm job: its id and its tag must both fit, since ids are reused."""
-        if self.jobs is None:
+        """Return the attempt's Slurm job: its id and its tag must both fit, since ids are reused.
+
+        An answer to a question from before the submission was recorded says nothing about it.
+        """
+        if self.jobs is None or self.jobs_at < float(attempt.data.get("known_at", 0.0)):
             return Absence.UNKNOWN
         found = self.jobs.get(attempt.slurm_job_id or 0)
         if found is None or found.name != attempt.tag:
@@ -55,9 +62,13 @@ class SlurmView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """One immutable snapshot of everything outside, for all jobs."""
+    """One immutable snapshot of everything outside, for all jobs.
+
+    ``deaf`` is set while most launchers of the site are silent at once: then it is the daemon that does not hear.
+    """
 
     slurm: SlurmView = field(default_factory=SlurmView)
+    deaf: bool = False
     health: Mapping[str, NodeReport] = field(default_factory=dict)
     collectives: Mapping[str, CollectiveReport] = field(default_factory=dict)
 
@@ -87,9 +98,8 @@ class JobView:
 
     @property
     def incident(self) -> Incident | None:
-        """The newest incident, while it is open."""
-        newest = self.incidents[-1] if self.incidents else None
-        return newest if newest is not None and newest.closed_at is None else None
+        """The newest open incident."""
+        return next((i for i in reversed(self.incidents) if i.closed_at is None), None)
 
     @property
     def launch(self) -> LaunchReport | None:
@@ -125,7 +135,6 @@ class Decision:
     attempts: tuple[Attempt, ...] = ()
     launches: tuple[Launch, ...] = ()
     incident: Incident | None = None
-    nodes: tuple[NodeRecord, ...] = ()
     intents: tuple[Intent, ...] = ()
     events: tuple[Event, ...] = ()
     wants: tuple[Want, ...] = ()

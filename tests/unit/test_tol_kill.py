@@ -1,0 +1,108 @@
+"""``kill -9`` of the daemon before and after every write and every effect of a story: the end is the same.
+
+Each story is told once to count the points; then again for each point, with the daemon killed there and a new one
+started on the same store and the same world a little later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from tol_world import SimWorld
+
+from transomd.words import JobState
+
+Story = Callable[[SimWorld], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a story has to end."""
+
+    nodes: tuple[str, ...]
+    drained: tuple[str, ...]
+    attempts: int = 1
+    state: JobState = JobState.COMPLETED
+
+
+async def in_place(world: SimWorld) -> None:
+    await world.submit()
+    world.at_step(8, lambda _: world.power_loss("n2"))
+
+
+async def new_attempt(world: SimWorld) -> None:
+    await world.submit({"spares": 0})
+    world.at_step(8, lambda _: world.power_loss("n2"))
+
+
+async def batch_host(world: SimWorld) -> None:
+    await world.submit()
+    world.at_step(8, lambda _: world.power_loss("n1"))
+
+
+async def unfit_at_the_gate(world: SimWorld) -> None:
+    world.unfit["n2"] = ["xid"]
+    await world.submit()
+
+
+async def xid_while_running(world: SimWorld) -> None:
+    await world.submit()
+    world.at_step(8, lambda _: world.unfit.update(n3=["xid"]))
+
+
+async def slurmd_dies(world: SimWorld) -> None:
+    await world.submit()
+    world.at_step(8, lambda _: [world.unheard.add("n2"), world.slurm.fail_node("n2")])
+
+
+STORIES: dict[str, tuple[Story, End]] = {
+    "in place": (in_place, End(nodes=("n1", "n3", "n4"), drained=("n2",))),
+    "new attempt": (new_attempt, End(nodes=("n1", "n3", "n4"), drained=("n2",), attempts=2)),
+    "batch host": (batch_host, End(nodes=("n2", "n3", "n4"), drained=("n1",))),
+    "unfit at the gate": (unfit_at_the_gate, End(nodes=("n1", "n3", "n4"), drained=("n2",))),
+    "xid while running": (xid_while_running, End(nodes=("n1", "n2", "n4"), drained=("n3",))),
+    "slurmd dies": (slurmd_dies, End(nodes=("n1", "n3", "n4"), drained=("n2",))),
+}
+
+
+async def tell(story: Story, end: End, kill_at: int | None, away_s: float) -> list[str]:
+    """Tell a story, check its end, and return the points that were passed."""
+    world = SimWorld(kill_at=kill_at)
+    world.restart_after = away_s
+    world.steps = 30 if away_s < 10 else 90
+    world.slurm.slurmd_timeout_s = 12.0
+    await world.start_daemon()
+    await story(world)
+    state = await world.end()
+    # What was lost before this daemon's predecessor saw the allocation cannot be blamed on anybody.
+    seen = bool(world.events("allocated") or world.events("launch"))
+    if seen:
+        await world.until(lambda: len(world.drained()) >= len(end.drained), "drains", 120)
+    await world.until(lambda: all(job.ended for job in world.slurm.all_jobs().values()), "Slurm is idle", 60)
+    assert state is end.state, world.story()
+    world.check()
+    assert world.launched[-1][2] == end.nodes, world.story()
+    assert tuple(sorted(world.drained())) == (end.drained if seen else ()), world.story()
+    assert len(world.slurm.accepted) == len(world.store.attempts(1)) == end.attempts, world.story()
+    recorded = [x.epoch for x in world.store.launches(1)]
+    assert recorded == [epoch for _, epoch, _ in world.launched], world.story()
+    assert all(i.closed_at is not None for i in world.incidents()), world.story()
+    assert (world.kills == 0) == (kill_at is None)
+    await world.close()
+    return world.points.passed
+
+
+@pytest.mark.parametrize("away_s", [1.0, 30.0])
+@pytest.mark.parametrize("name", list(STORIES))
+async def test_killed_anywhere_the_end_is_the_same(name: str, away_s: float) -> None:
+    story, end = STORIES[name]
+    points = await tell(story, end, None, away_s)
+    effects = {point.split()[1] for point in points}
+    assert {"submit", "drain", "commit", "finish_intent"} <= effects
+    for kill_at, point in enumerate(points):
+        try:
+            await tell(story, end, kill_at, away_s)
+        except AssertionError as error:
+            raise AssertionError(f"killed at point {kill_at} ({point}) for {away_s} s: {error}") from error

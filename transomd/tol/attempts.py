@@ -1,0 +1,53 @@
+"""The records of an attempt and its submission. Pure."""
+
+from __future__ import annotations
+
+from transom_sql.records import Attempt, Intent
+
+from transomd.tol import facts
+from transomd.tol.view import JobView, World
+from transomd.words import IntentKind, IntentState
+
+EXCLUDE_FOR_S = 86400.0
+"""How long a node stays excluded from a job's next attempts after the last failure that it was blamed for."""
+
+
+def first_attempt(view: JobView, now: float) -> Attempt:
+    """Return a job's first attempt."""
+    return Attempt(job_id=view.job.id, number=1, tag=facts.first_tag(view.job), created_at=now)
+
+
+def next_attempt(view: JobView, world: World, now: float) -> Attempt:
+    """Return the attempt after the current one, without the nodes that were blamed lately."""
+    number = view.attempt.number + 1
+    tag = f"{view.attempt.tag.rsplit('-', 1)[0]}-{number}"
+    return Attempt(job_id=view.job.id, number=number, tag=tag, created_at=now, excluded=_excluded(view, world, now))
+
+
+def _excluded(view: JobView, world: World, now: float) -> tuple[str, ...]:
+    """Exclusions expire, and the oldest give way where Slurm could not give enough nodes any more."""
+    recent = {n for i in view.incidents if now - i.detected_at < EXCLUDE_FOR_S for n in i.nodes}
+    older = [n for n in view.attempt.excluded if n in recent and n not in view.attempt.barred]
+    excluded = [*older, *view.attempt.barred]
+    nodes = world.slurm.nodes
+    if nodes is None:
+        return tuple(excluded)
+    wanted = set(view.spec.partition.split(",")) if view.spec.partition else set()
+    pool = {n.name for n in nodes.values() if not wanted or wanted & set(n.partitions)}
+    # sbatch refuses a whole request for one name that it does not know.
+    excluded = [n for n in excluded if n in nodes]
+    while excluded and len(pool - set(excluded)) < view.spec.total_nodes:
+        excluded.pop(0)
+    return tuple(excluded)
+
+
+def submit_intent(attempt: Attempt, now: float) -> Intent:
+    """Return the intent that submits an attempt."""
+    return Intent(
+        key=facts.submit_key(attempt),
+        kind=IntentKind.SUBMIT.value,
+        state=IntentState.PENDING.value,
+        created_at=now,
+        job_id=attempt.job_id or None,
+        args={"attempt": attempt.number, "tag": attempt.tag, "excluded": list(attempt.excluded)},
+    )

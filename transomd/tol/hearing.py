@@ -1,0 +1,49 @@
+"""Whether launchers are silent, or it is this daemon that does not hear."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from transomd.settings import Settings
+from transomd.tol.view import JobView
+from transomd.words import JobState
+
+log = logging.getLogger("transom.loop")
+
+MANY = 3
+"""Launchers that are silent at once before it may be this daemon that does not hear."""
+STOOD_STILL_S = 30.0
+"""A pause of this process that is longer than a cycle and this (a suspended machine) is nobody's silence."""
+
+
+class Hearing:
+    """``deaf`` is set while most launchers are silent at once: that is no coincidence, and no fault of theirs."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._listened_at: float | None = None
+        self.deaf = False
+
+    def listened(self) -> None:
+        """Note that reports could be heard until now."""
+        self._listened_at = self._clock()
+
+    def after_a_pause(self, views: dict[int, JobView], settings: Settings) -> dict[int, JobView]:
+        """Return the jobs with the time given back to their launchers in which this process stood still."""
+        still = 0.0 if self._listened_at is None else self._clock() - self._listened_at
+        if still <= STOOD_STILL_S + settings.daemon.cycle_s:
+            return views
+        log.warning("transomd stood still for %.0f s; no launcher was silent in that time", still)
+        return {job_id: replace(view, report_at=view.report_at + still) for job_id, view in views.items()}
+
+    def count(self, views: Iterable[JobView], settings: Settings) -> None:
+        """Find out anew whether this daemon is deaf."""
+        limit = self._clock() - settings.watch.launcher_silence_s
+        heard = [view.report_at for view in views if view.state in (JobState.RUNNING, JobState.RECOVERING)]
+        silent = sum(1 for at in heard if at < limit)
+        deaf = silent >= MANY and silent * 2 > len(heard)
+        if deaf and not self.deaf:
+            log.error("%d of %d launchers are silent: can nodes reach transomd? They are let be", silent, len(heard))
+        self.deaf = deaf
