@@ -435,6 +435,7 @@ class Operator:
                 await self._switch(replace(switch, changed_at=now, since=None, who=who, reason="resumed"), said)
             self._drains.forget_refusals()
         self._look_at = 0.0
+        self._acts.due(now)
         self.wake()
         return were
 

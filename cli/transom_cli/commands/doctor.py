@@ -8,7 +8,10 @@ import os
 import platform
 import shutil
 import sys
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,8 +22,11 @@ from transom_cli.text import paint, plain, width
 from transomd import __version__
 from transomd.api.client import Client
 from transomd.doctor import Finding, exit_code, slurm_findings
-from transomd.errors import RefusedError, TransomError, UnreachableError
+from transomd.errors import RefusedError, TransomError
 from transomd.words import Level
+
+if TYPE_CHECKING:
+    from transom_slurm.types import SlurmJob, SlurmNode
 
 COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 STYLES = {Level.PROBLEM: "failed", Level.UNKNOWN: "recovering", Level.NOTE: "checking"}
@@ -77,8 +83,6 @@ def _site_file(told: object) -> list[Finding]:
     assert callable(told)
     try:
         load_settings()
-    except UnreachableError:
-        raise
     except TransomError as error:
         faults = "; ".join(getattr(error, "faults", ()))
         said = f"the site file: {error}{': ' + faults if faults else ''}"
@@ -134,5 +138,27 @@ async def _slurm() -> list[Finding]:
             Finding(section="slurm", level=Level.PROBLEM, text=str(error), next=hint),
             Finding(section="slurm", level=Level.UNKNOWN, text="Slurm's settings, and jobs that are stuck", next=hint),
         ]
-    answers = f"Slurm answers: {len(nodes)} nodes"
-    return [Finding(section="slurm", level=Level.OK, text=answers), *slurm_findings(config)]
+    answers = Finding(section="slurm", level=Level.OK, text=f"Slurm answers: {len(nodes)} nodes")
+    try:
+        jobs = await commands.jobs()
+    except SlurmError as error:
+        stuck = [Finding(section="slurm jobs", level=Level.UNKNOWN, text=str(error), next=error.hint or "squeue")]
+    else:
+        stuck = _stuck(jobs.values(), nodes)
+    return [answers, *slurm_findings(config), *stuck]
+
+
+def _stuck(jobs: Iterable[SlurmJob], nodes: Mapping[str, SlurmNode]) -> list[Finding]:
+    """Say which of Slurm's jobs will not go on by themselves, whoever's they are."""
+    from transom_slurm.stuck import stuck_jobs
+
+    def told(level: Level, text: str, next: str = "") -> Finding:
+        return Finding(section="slurm jobs", level=level, text=text, next=next)
+
+    found = stuck_jobs(jobs, nodes, now=time.time())
+    if not found:
+        return [told(Level.OK, "no job is stuck or held for what only a person can change")]
+    return [
+        told(Level.PROBLEM, f"Slurm job {one.job.job_id} {one.job.name} of {one.job.user}: {one.cause}", one.command)
+        for one in found
+    ]
