@@ -157,8 +157,12 @@ class NodeWatch:
         return [f"GPU memory in use: {', '.join(full)}"] if full else []
 
     async def _comment(self, found: NodeFindings, slurm: SlurmView) -> None:
+        """Have the node's comment set right, unless that is under way."""
+        now = self._clock()
+        if not rules.propose_comments([found], slurm.nodes, self._settings, (), now):
+            return
         pending = await self._operator.db(self._operator.store.intents, states=[IntentState.PENDING.value])
-        wanted = rules.propose_comments([found], slurm.nodes, self._settings, pending, self._clock())
+        wanted = rules.propose_comments([found], slurm.nodes, self._settings, pending, now)
         if wanted:
             await self._operator.db(self._operator.store.commit, Change(intents=wanted))
             self._operator.wake()
