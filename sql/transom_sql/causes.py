@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError, StatementError
 from transom_sql.store import StoreError
 from transom_sql.tables import NotJson
 
-BUSY_SECONDS = 10
+BUSY_SECONDS = 5
 """How long a writer waits for another process before it gives up."""
 
 _BUSY = f"another process has been writing for {BUSY_SECONDS} s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sqlite3
+import stat
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -145,12 +146,12 @@ def _missed(file: Path, *, replaced: bool, rescued: Path | None) -> StoreError:
 
 
 def _identity(file: Path) -> list[tuple[int, int]]:
-    """Device and inode; nothing for a file that is not there."""
+    """Device and inode; nothing where no file is."""
     try:
         found = file.stat()
     except OSError:
         return []
-    return [(found.st_dev, found.st_ino)]
+    return [(found.st_dev, found.st_ino)] if stat.S_ISREG(found.st_mode) else []
 
 
 def _open(file: Path | None) -> sqlite3.Connection:

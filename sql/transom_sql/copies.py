@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
-from transom_sql.causes import explain_file
+from transom_sql.causes import BUSY_SECONDS, explain_file
 from transom_sql.store import StoreError
 
 _PAGES_A_TURN = -1
@@ -73,7 +73,7 @@ def _copy(origin: sqlite3.Connection, copy: Path) -> None:
 
 def open_file(file: Path) -> sqlite3.Connection:
     """Open a database that is there; a missing file is not made."""
-    return sqlite3.connect(f"file:{quote(str(file))}?mode=rw", uri=True, timeout=10)
+    return sqlite3.connect(f"file:{quote(str(file))}?mode=rw", uri=True, timeout=BUSY_SECONDS)
 
 
 def verify(copy: Path, source: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_new_database_is_private_and_durable(file: Path) -> None:
         os.umask(old)
     full = 2
     settings = {name: pragma(file, name) for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")}
-    assert settings == {"journal_mode": "wal", "synchronous": full, "foreign_keys": 1, "busy_timeout": 10_000}
+    assert settings == {"journal_mode": "wal", "synchronous": full, "foreign_keys": 1, "busy_timeout": 5_000}
 
 
 def test_an_open_database_is_made_private(file: Path) -> None:
