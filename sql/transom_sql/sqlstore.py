@@ -165,13 +165,21 @@ class SqlStore(Store):
         """One incident."""
         return self._first(Incident, select(incidents).where(incidents.c.id == incident_id))
 
-    def intents(self, *, job_id: int | None = None, states: Collection[str] | None = None) -> Sequence[Intent]:
+    def intents(
+        self,
+        *,
+        job_id: int | None = None,
+        states: Collection[str] | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> Sequence[Intent]:
         """By id."""
         query = select(intents).order_by(intents.c.id)
         if job_id is not None:
             query = query.where(intents.c.job_id == job_id)
         if states is not None:
             query = query.where(intents.c.state.in_(states))
+        if kinds is not None:
+            query = query.where(intents.c.kind.in_(kinds))
         return self._all(Intent, query)
 
     def intent(self, key: str) -> Intent | None:

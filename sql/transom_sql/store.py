@@ -135,7 +135,13 @@ class Store(Protocol):
         """One incident."""
         ...
 
-    def intents(self, *, job_id: int | None = None, states: Collection[str] | None = None) -> Sequence[Intent]:
+    def intents(
+        self,
+        *,
+        job_id: int | None = None,
+        states: Collection[str] | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> Sequence[Intent]:
         """By id."""
         ...
 

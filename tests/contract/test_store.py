@@ -387,6 +387,8 @@ def test_incidents_and_intents_are_read_by_id(store: Store) -> None:
     assert list(store.incidents(2)) == []
     store.finish_intent("1", "done", {}, 1.0)
     assert [found.key for found in store.intents(states={"pending"}, job_id=1)] == ["0", "2"]
+    store.commit(Change(intents=[intent("drain", kind="drain")]))
+    assert [found.key for found in store.intents(kinds={"drain", "undrain"})] == ["drain"]
     assert store.intent("unknown") is None
 
 
