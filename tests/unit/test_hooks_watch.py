@@ -166,6 +166,19 @@ def test_unknown_drains_nothing_and_a_passing_trouble_needs_two_reports() -> Non
     assert [intent.args["check"] for intent in rules.propose([twice], node(), settings, 9.0)] == ["disk"]
 
 
+def test_nothing_is_drained_for_what_was_so_long_ago() -> None:
+    """As after a daemon that was away: the episode is still open, and nobody has seen the node since."""
+    found, settings = [absorbed(NEW, 1.0, BAD)], site(gpu_count="drain")
+    assert rules.propose(found, node(), settings, 1.0 + rules.FRESH_S)
+    assert rules.propose(found, node(), settings, 2.0 + rules.FRESH_S) == ()
+
+
+def test_a_probe_that_failed_is_forgotten_with_the_next_that_did_not() -> None:
+    failed = absorbed(NEW, 1.0, result("probe", Outcome.UNKNOWN))
+    assert set(failed.results) == {"probe"}
+    assert set(absorbed(failed, 2.0, BAD).results) == {"gpu-count"}
+
+
 @pytest.mark.parametrize("mode", ["observe", "comment", "off"])
 def test_other_modes_drain_nothing(mode: str) -> None:
     assert rules.propose([absorbed(NEW, 1.0, BAD)], node(), site(gpu_count=mode), 9.0) == ()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from transom_slurm.states import OWN_PREFIX
 from transom_slurm.types import SlurmNode
 from transom_sql.records import Intent
 
+from transomd.health.profile import CHECKS
 from transomd.health.types import CheckResult, NodeReport
 from transomd.settings import Settings
 from transomd.words import CheckMode, IntentKind, IntentState, Outcome
 
 AT_ONCE = frozenset({"gpu-count", "xid", "xid-reset", "ecc", "row-remap"})
 """Checks of what does not mend itself. Any other must fail in two reports in a row before a node is drained for it."""
+FRESH_S = 900.0
+"""How long a report of trouble may be old and still be acted on: a node is not drained for what was so last night."""
 PROLOG_ERROR = "Prolog error"
 """The whole reason that slurmctld gives a node whose prolog failed."""
 PROLOG_GRACE_S = 4.0
@@ -34,6 +37,7 @@ class Episode:
 
     check: str
     since: float
+    last: float
     count: int = 1
     evidence: str = ""
     slurm_job: int | None = None
@@ -45,7 +49,7 @@ class Episode:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {"since": self.since, "count": self.count, "evidence": self.evidence, "slurm_job": self.slurm_job}
+        return {key: value for key, value in asdict(self).items() if key != "check"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +79,19 @@ def absorb(
             episodes[result.check] = _begin(result, report.at, slurm_job)
             begun.append(result)
         elif result.outcome is Outcome.UNFIT and known is not None:
-            episodes[result.check] = replace(known, count=known.count + 1)
+            episodes[result.check] = replace(known, count=known.count + 1, last=report.at)
         elif result.outcome is Outcome.FIT and known is not None:
             del episodes[result.check]
             ended.append(result.check)
-    results = {**old.results, **{result.check: result for result in report.results}}
+    earlier = {check: result for check, result in old.results.items() if check in CHECKS}
+    results = {**earlier, **{result.check: result for result in report.results}}
     new = NodeFindings(node=old.node, at=report.at, results=results, episodes=episodes)
     return new, tuple(begun), tuple(ended)
 
 
 def _begin(result: CheckResult, at: float, slurm_job: int | None) -> Episode:
     text = " ".join((result.evidence or f"{result.value}, limit {result.limit}").split())[:160]
-    return Episode(check=result.check, since=at, evidence=text, slurm_job=slurm_job)
+    return Episode(check=result.check, since=at, last=at, evidence=text, slurm_job=slurm_job)
 
 
 def expected_gpus(node: SlurmNode, facts: Mapping[str, Any]) -> int | None:
@@ -102,9 +107,10 @@ def drain_key(node: str, episode: Episode) -> str:
     return f"drain:{node}:{episode.check}:{int(episode.since)}"
 
 
-def to_drain(findings: NodeFindings, settings: Settings) -> Episode | None:
+def to_drain(findings: NodeFindings, settings: Settings, now: float) -> Episode | None:
     """Return the episode that a node is to be drained for, the oldest first; None when there is none."""
-    due = [e for e in findings.episodes.values() if e.confirmed and settings.health.mode(e.check) is CheckMode.DRAIN]
+    seen = [e for e in findings.episodes.values() if e.confirmed and now - e.last <= FRESH_S]
+    due = [e for e in seen if settings.health.mode(e.check) is CheckMode.DRAIN]
     return min(due, key=lambda e: (e.since, e.check), default=None)
 
 
@@ -121,7 +127,7 @@ def propose(
     """
     found = []
     for one in findings:
-        node, episode = (nodes or {}).get(one.node), to_drain(one, settings)
+        node, episode = (nodes or {}).get(one.node), to_drain(one, settings, now)
         if node is not None and episode is not None and not node.status.drain:
             found.append(_drain(one.node, episode, settings, now, one.node in refusing))
     return tuple(found)

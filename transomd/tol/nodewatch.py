@@ -187,7 +187,7 @@ class NodeWatch:
 
     async def _refusal(self, report: HookReport, judged: NodeReport, node: SlurmNode) -> str:
         """Why this prolog is to fail: the site enforces, the check is unfit *now*, and its drain has been granted."""
-        episode = rules.to_drain(self._findings[node.name], self._settings)
+        episode = rules.to_drain(self._findings[node.name], self._settings, self._clock())
         unfit = {result.check for result in judged.unfit}
         if not self._settings.hooks.enforce or report.kind != "prolog" or episode is None or episode.check not in unfit:
             return ""
