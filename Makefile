@@ -6,7 +6,7 @@ WORKERS ?= 4
 TESTS ?= tests/unit tests/contract tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check wheel-smoke docs clean
+.PHONY: help demo test chaos check wheel-smoke docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,7 +17,12 @@ demo: ## Set everything up, then show a training job that survives the loss of a
 
 test: ## Set everything up, then run all tests, on a real Slurm in a sandbox too (root; at most 15 minutes)
 	@scripts/bootstrap
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS)
+
+chaos: ## The slow tests, then random faults on three training jobs for 10 minutes, or HOURS=; SEED=, REPORT= (root)
+	@scripts/bootstrap
+	$(PYTHON) -m pytest -n 2 -m slow tests/cluster
+	$(PYTHON) tests/chaos/run.py
 
 check: ## Check formatting, lint and types
 	@scripts/bootstrap --python-only

@@ -70,9 +70,7 @@ def only_one(state_dir: Path) -> Iterator[None]:
 async def slurm_client(settings: Settings, rights: Rights) -> tuple[SlurmClient, str]:
     """Return the client that the site asked for, and why it is this one. Raises TransomError if it cannot be used."""
     wish = settings.slurm
-    commands = CommandClient(
-        rights.run, deadlines=Deadlines(query=wish.query_timeout_s, submit=wish.submit_timeout_s)
-    )
+    commands = CommandClient(rights.run, deadlines=Deadlines(query=wish.query_timeout_s, submit=wish.submit_timeout_s))
     argv = worker_argv(wish.pyslurm_python)
     try:
         client, why = await choose_client(commands, wish.client, argv=argv, deadline_s=wish.query_timeout_s)

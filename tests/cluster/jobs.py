@@ -57,27 +57,28 @@ spares: {spares}
 tasks_per_node: {tasks}
 gpus_per_node: 8
 health: {{collective: false}}
-checkpoint: {{dir: checkpoints}}
+checkpoint: {{dir: {folder}}}
 """
 
 
 class Site:
     """One sandbox, one daemon, one folder."""
 
-    def __init__(self, sandbox: Sandbox, root: Path) -> None:
+    def __init__(self, sandbox: Sandbox, root: Path, more: str = "") -> None:
         self.sandbox = sandbox
         self.root = root
         hub = "10.77.0.254"
         text = SETTINGS.format(root=root, hub=hub, key=sandbox.ssh_key, known_hosts=sandbox.known_hosts)
-        (root / "transomd.toml").write_text(text)
+        (root / "transomd.toml").write_text(text + more)
         self.client = Client(str(root / "d.sock"))
         self.daemon: subprocess.Popen[bytes] | None = None
+        self.env: dict[str, str] = {}
 
     def start_daemon(self) -> None:
         """Start transomd in the hub and wait until it answers."""
         log = open(self.root / "transomd.log", "ab")  # noqa: SIM115 - handed on
         argv = [sys.executable, "-m", "transomd.daemon", "--config", str(self.root / "transomd.toml")]
-        env = {**os.environ, **self.sandbox.env()}
+        env = {**os.environ, **self.sandbox.env(), **self.env}
         with log:
             self.daemon = subprocess.Popen(
                 self.sandbox.hub_argv(argv), env=env, stdout=log, stderr=log, start_new_session=True
@@ -104,11 +105,21 @@ class Site:
             os.killpg(self.daemon.pid, signal.SIGTERM)
             self.daemon.wait(15)
 
-    def submit(self, options: str = "", *, nodes: int = 3, spares: int = 1, tasks: int = 1, more: str = "") -> int:
+    def submit(
+        self,
+        options: str = "",
+        *,
+        nodes: int = 3,
+        spares: int = 1,
+        tasks: int = 1,
+        more: str = "",
+        folder: str = "checkpoints",
+    ) -> int:
         """Submit the ring program by the CLI, and return the job's id."""
         work = self.root / "work"
         work.mkdir(exist_ok=True)
-        text = JOB.format(python=sys.executable, ring=RING, options=options, nodes=nodes, spares=spares, tasks=tasks)
+        values = {"python": sys.executable, "ring": RING, "options": options, "folder": folder}
+        text = JOB.format(**values, nodes=nodes, spares=spares, tasks=tasks)
         (work / "job.yaml").write_text(text + more)
         return int(self.cli("submit", "job.yaml", "--json")["job"]["id"])
 
@@ -118,6 +129,11 @@ class Site:
         done = subprocess.run(argv, cwd=self.root / "work", capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{args}: {done.returncode}: {done.stdout}{done.stderr}"
         return json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else done.stdout
+
+    def events(self, job: int, kind: str = "") -> list[str]:
+        """Return what a job's history says, of one kind or all."""
+        found = self.client.get("/v1/events", job=job)["events"]
+        return [e["message"] for e in found if kind in ("", e["kind"])]
 
     def detail(self, job: int) -> dict[str, Any]:
         """Return everything about a job."""

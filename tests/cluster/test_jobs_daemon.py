@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 import time
 
 import pytest
@@ -81,3 +83,37 @@ def test_a_persons_drain_is_never_touched(site: Site) -> None:
     results = site.client.post("/v1/nodes/undrain", {"nodes": "n2"})["results"]
     assert not results[0]["done"]
     assert "ADMIN SHUTDOWN" in site.sandbox.run(["scontrol", "-o", "show", "node", "n2"]).stdout
+
+
+def test_database_gone_while_the_daemon_is_away(site: Site) -> None:
+    """A daemon that does not find its database does not start with an empty one, and the job goes on without it."""
+    job = site.submit("--steps 90")
+    site.wait_step(job, 7)
+    site.sandbox.fail("hub", "db-gone")
+    site.kill_daemon()
+    config = str(site.root / "transomd.toml")
+    argv = [sys.executable, "-m", "transomd.daemon", "--config", config]
+    done = site.sandbox.run(argv, check=False, timeout=20)
+    assert done.returncode == 1
+    assert "transom.db: this is not a file" in done.stderr
+    site.sandbox.heal("hub")
+    site.start_daemon()
+    detail = check_end(site, job, drained=set())
+    assert len(detail["launches"]) == 1
+
+
+def test_a_daemon_with_an_empty_database_ends_nothing(site: Site) -> None:
+    job = site.submit("--steps 80")
+    site.wait_step(job, 7)
+    site.kill_daemon()
+    (site.root / "state").rename(site.root / "aside")
+    (site.root / "state").mkdir(0o700)
+    (site.root / "state" / "port").write_text((site.root / "aside" / "port").read_text())
+    site.start_daemon()
+    time.sleep(8)
+    site.kill_daemon()
+    shutil.rmtree(site.root / "state")
+    (site.root / "aside").rename(site.root / "state")
+    site.start_daemon()
+    detail = check_end(site, job, drained=set())
+    assert len(detail["launches"]) == 1

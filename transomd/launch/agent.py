@@ -35,17 +35,23 @@ class Agent:
         self.job_id = job_id
         self.node = node
         self.heartbeat_s = heartbeat_s
+        self.slurm_job_id = os.environ.get("SLURM_JOB_ID", "")
         self._jobs: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve launchers one after another, for as long as the allocation lasts (Slurm then sends SIGTERM)."""
+        """Serve launchers one after another, for as long as the allocation lasts (Slurm then sends SIGTERM).
+
+        Where Slurm could not end it (a cut cable), it ends itself when the job has another allocation.
+        """
         while True:
             with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError):
-                await self._serve(await self._dial())
+                where = json.loads(self.run_dir.launcher_file.read_text())
+                if str(where.get("slurm_job_id", self.slurm_job_id)) != self.slurm_job_id:
+                    return
+                await self._serve(await self._dial(where))
             await asyncio.sleep(REDIAL_S)
 
-    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        where = json.loads(self.run_dir.launcher_file.read_text())
+    async def _dial(self, where: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         dial = asyncio.open_connection(where["host"], where["port"], limit=LINE_LIMIT)
         return await asyncio.wait_for(dial, CONNECT_TIMEOUT_S)
 

@@ -24,10 +24,11 @@ from transom_slurm.nodesets import expand, fold
 from transomd.api.wire import Directive, FailureReport, Grant, LauncherReport, LaunchOrder, LaunchReport
 from transomd.health.judge import judge
 from transomd.health.profile import Profile
+from transomd.launch.aside import Aside
 from transomd.launch.daemon_link import DaemonLink
 from transomd.launch.hub import AgentGone, Hub
 from transomd.launch.program import LaunchPlan, Program, slurm_env
-from transomd.launch.rundir import RunDir
+from transomd.launch.rundir import COMPLETED, RunDir
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
 from transomd.tce.catalogue import list_checkpoints, newest_epoch
@@ -47,6 +48,10 @@ TAKEOVER_S = 4.0
 """How long a new launcher waits for the agents that outlived the old one before it starts new ones."""
 LAST_WORD_S = 60.0
 """How long the last report is tried before the launcher leaves."""
+STOP_GRACE_S = 20.0
+"""How long the program has from SIGTERM to SIGKILL when its allocation ends; Slurm's KillWait is 30 s by default."""
+LOOK_S = 5.0
+"""How long a look at the checkpoint folder may take before it is given up; on a dead file system it takes for ever."""
 EVIDENCE_LIMIT = 200
 
 
@@ -117,6 +122,9 @@ class Launcher:
         self._poll_s = 0.5
         self._reported_at = 0.0
         self._checkpoint: tuple[int, int, float] | None = None
+        self._newest_epoch = 0
+        self._store = Aside(LOOK_S)
+        self._aside = False
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -124,10 +132,13 @@ class Launcher:
         """Do everything; return the exit code of the batch script."""
         if not self._claim():
             return int(ExitCode.GATE_REFUSED)
+        if self.options.run_dir.claimed(COMPLETED):
+            log.info("the program has ended with exit code 0 before; nobody heard of it")
+            self.exit_code, self.phase = 0, LauncherPhase.DONE
         await self._call_agents()
         talking = asyncio.create_task(self._keep_talking())
         try:
-            if self.options.generation > 1:
+            if self.options.generation > 1 and self.phase is LauncherPhase.GATE:
                 await self._take_over()
             while (code := await self._tick()) is None:
                 await asyncio.sleep(TICK_S)
@@ -141,7 +152,7 @@ class Launcher:
 
         Silence would be taken for the loss of this launcher's node. The answer is left for the next tick to ask again.
         """
-        while True:
+        while not self._aside:
             await asyncio.sleep(TICK_S)
             overdue = max(self.watch.report_s, self._poll_s) + 1.0
             if time.monotonic() - self._reported_at > overdue:
@@ -183,7 +194,12 @@ class Launcher:
 
     async def _call_agents(self) -> None:
         port = await self.hub.start()
-        where = {"host": self.options.host, "port": port, "generation": self.options.generation}
+        where = {
+            "host": self.options.host,
+            "port": port,
+            "generation": self.options.generation,
+            "slurm_job_id": self.options.slurm_job_id,
+        }
         self.options.run_dir.write_json(self.options.run_dir.launcher_file, where)
         if self.options.generation > 1:
             await self._wait_for_agents(self.options.nodes, TAKEOVER_S)
@@ -221,7 +237,8 @@ class Launcher:
             await asyncio.sleep(0.05)
 
     def _alive(self) -> list[str]:
-        return self.hub.alive(self.watch.heartbeat_timeout_s)
+        """The nodes of this allocation whose agents answer; one of an earlier allocation may call for a moment, too."""
+        return [n for n in self.hub.alive(self.watch.heartbeat_timeout_s) if n in self.options.nodes]
 
     async def _take_over(self) -> None:
         """End what an older launcher started, and report it as failed."""
@@ -298,9 +315,9 @@ class Launcher:
 
     async def _look_for_checkpoint(self) -> None:
         try:
-            listed = await asyncio.to_thread(list_checkpoints, self.spec.checkpoint.dir)
-        except OSError as error:
-            log.warning("the checkpoint folder cannot be read: %s", error)
+            listed = await self._store.ask(list_checkpoints, self.spec.checkpoint.dir)
+        except (OSError, asyncio.TimeoutError) as error:
+            log.warning("the checkpoint folder cannot be read: %s", str(error) or "it does not answer")
             return
         found = next((c for c in listed if c.complete), None)
         if found is not None:
@@ -334,13 +351,26 @@ class Launcher:
 
     async def _refused(self) -> int:
         """Leave without a trace: somebody else owns this job now."""
-        if not self._superseded():
+        if self._superseded():
+            await self._step_aside()
+        else:
             await self._end_program()
         return int(ExitCode.GATE_REFUSED)
 
+    async def _step_aside(self) -> None:
+        """Do nothing until Slurm ends us: another launcher has taken over, and what it uses may hang on this process.
+
+        When a batch script ends Slurm ends the job, and when our srun ends so do the agents that it started.
+        """
+        log.info("stepping aside for launcher %d", self.options.run_dir.newest_generation(self.options.attempt))
+        self._aside = True
+        await self.hub.close()
+        while not self._stop_by_signal:
+            await asyncio.sleep(TICK_S)
+
     async def _stopped(self, why: str, code: int) -> int:
         log.info("stopping: %s", why)
-        await self._end_program(grace_s=2.0)
+        await self._end_program(grace_s=STOP_GRACE_S)
         self.phase = LauncherPhase.STOPPED
         self.message = why
         await self.link.report(self._report())
@@ -396,11 +426,12 @@ class Launcher:
     # --- a launch -----------------------------------------------------------------------------------------------
 
     async def _launch(self, order: LaunchOrder) -> None:
-        epoch = self._claim_epoch(order.epoch)
+        epoch = await self._claim_epoch(order.epoch)
         if epoch is None:
             return
         # Slurm places rank 0 on the first node in its own order, which is that of the allocation's list.
-        order = replace(order, nodes=[n for n in self.options.nodes if n in order.nodes])
+        wanted = list(order.nodes)
+        order = replace(order, nodes=[n for n in self.options.nodes if n in wanted])
         self._past_step = order.past_step
         started = time.time()
         report = LaunchReport(
@@ -411,6 +442,9 @@ class Launcher:
             self._past_failures = [*self._past_failures[-20:], self.failure]
         self.failure, self._bad_exit_at, self.message = None, None, ""
         self.phase, self._changed = LauncherPhase.RUNNING, True
+        if len(order.nodes) != self.spec.nodes:
+            await self._fail("start", f"{fold(wanted)} are not {self.spec.nodes} nodes of this launcher's")
+            return
         try:
             port = int(await self.hub.ask(order.nodes[0], "port", 5.0))
             await self._start(order, epoch, port)
@@ -422,12 +456,17 @@ class Launcher:
             return order.resume_step
         return self._checkpoint[0] if self._checkpoint else None
 
-    def _claim_epoch(self, wanted: int) -> int | None:
+    async def _claim_epoch(self, wanted: int) -> int | None:
         if self._superseded():
             log.error("another launcher has taken over; starting nothing")
             return None
         # The checkpoint folder may have been used by an earlier job, whose epochs fence ours unless ours are newer.
-        epoch = max(wanted, (newest_epoch(self.spec.checkpoint.dir) or 0) + 1)
+        try:
+            found = await self._store.ask(newest_epoch, self.spec.checkpoint.dir)
+            self._newest_epoch = found or 0
+        except (OSError, asyncio.TimeoutError) as error:
+            log.warning("the checkpoint folder cannot be read: %s", str(error) or "it does not answer")
+        epoch = max(wanted, self._newest_epoch + 1)
         me = {"slurm_job_id": self.options.slurm_job_id, "generation": self.options.generation, "at": time.time()}
         while self.options.run_dir.claim(f"epoch-{epoch:06d}", me) is not me:
             epoch += 1
@@ -501,6 +540,7 @@ class Launcher:
 
     async def _program_ended(self, program: Program) -> None:
         if program.rc == 0:
+            self.options.run_dir.claim(COMPLETED, {"epoch": self.launches[-1].epoch, "at": time.time()})
             self.exit_code, self.phase, self._changed = 0, LauncherPhase.DONE, True
             self.launches[-1] = replace(self.launches[-1], ended_at=time.time(), end_reason="completed")
             log.info("the program ended with exit code 0")

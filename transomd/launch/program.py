@@ -93,6 +93,7 @@ def srun_argv(plan: LaunchPlan, task: Path, logs: Path) -> list[str]:
         f"--nodelist={','.join(plan.nodes)}",
         "--kill-on-bad-exit=0",
         "--wait=0",
+        "--mem=0",
         "--unbuffered",
         f"--job-name=epoch-{plan.epoch}",
         f"--output={str(logs).replace('%', '%%')}/rank-%5t.log",

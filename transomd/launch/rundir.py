@@ -7,6 +7,7 @@
     claims/attempt-1                 which Slurm job *is* attempt 1; made by exclusive link, so there is one for ever
     claims/generation-1-2            which process is launcher 2 of attempt 1
     claims/epoch-000003              who started epoch 3
+    claims/completed                 the program has ended with exit code 0
     logs/e000003/rank-00000.log      what the ranks of epoch 3 print; srun.log beside them
 """
 
@@ -19,6 +20,9 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+COMPLETED = "completed"
+"""Claimed when the program has ended with exit code 0: it is never started again, even when nobody heard of it."""
 
 
 class RunDir:
@@ -70,6 +74,10 @@ class RunDir:
         finally:
             os.unlink(temporary)
         return owner
+
+    def claimed(self, name: str) -> bool:
+        """Return whether somebody has claimed a name."""
+        return (self.claims / name).exists()
 
     def epochs(self) -> list[int]:
         """Return the epochs that were claimed, in order."""

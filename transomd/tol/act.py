@@ -28,6 +28,11 @@ RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 TRIES_IN_NODES = 3
 """Tries of an act inside nodes: another node, or leaving one out, does as well."""
 
+FRESH_S = 3.0
+"""Age up to which a submission was certainly not begun before, by a daemon that was killed."""
+SETTLE_S = 3.0
+"""How long slurmctld, when it answers again, may take to act on an sbatch that it had not read before."""
+
 
 class Reach(Protocol):
     """The acts that are not Slurm's: they touch nodes, or run something as a user."""
@@ -117,11 +122,18 @@ class Actor:
             # The first one that still lives claims the attempt; a second would be turned away at the gate.
             first = min(found, key=lambda job: (ended(job), job.job_id))
             return _submitted(first.job_id, first.submit_time)
+        if self._may_be_coming(intent):
+            return Outcome(state=IntentState.PENDING, data={"looked_at": self._clock()}, again_s=SETTLE_S)
         request = self._reach.submission(view, int(intent.args["attempt"]))
         try:
             return _submitted(await self._slurm.submit(request), self._clock())
         except (SlurmRejected, SlurmDenied) as error:
             return _failed(error.cause, error.hint)
+
+    def _may_be_coming(self, intent: Intent) -> bool:
+        """Whether an earlier sbatch may still lie before slurmctld unread: then look once more, a little later."""
+        begun = intent.tries > 0 or self._clock() - intent.created_at > FRESH_S
+        return begun and "looked_at" not in intent.outcome
 
     async def _cancel(self, intent: Intent, view: JobView | None) -> Outcome:
         """End a Slurm job; done when Slurm says that it is over."""

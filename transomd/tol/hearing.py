@@ -16,6 +16,8 @@ MANY = 3
 """Launchers that are silent at once before it may be this daemon that does not hear."""
 STOOD_STILL_S = 30.0
 """A pause of this process that is longer than a cycle and this (a suspended machine) is nobody's silence."""
+SLOW_STORE_S = 1.0
+"""A call to the database that takes longer keeps reports waiting."""
 
 
 class Hearing:
@@ -37,6 +39,13 @@ class Hearing:
             return views
         log.warning("transomd stood still for %.0f s; no launcher was silent in that time", still)
         return {job_id: replace(view, report_at=view.report_at + still) for job_id, view in views.items()}
+
+    def after_a_wait(self, views: dict[int, JobView], seconds: float) -> dict[int, JobView]:
+        """Return the jobs with the time given back to their launchers in which the database let no report be taken."""
+        if seconds <= SLOW_STORE_S:
+            return views
+        now = self._clock()
+        return {i: replace(view, report_at=min(now, view.report_at + seconds)) for i, view in views.items()}
 
     def count(self, views: Iterable[JobView], settings: Settings) -> None:
         """Find out anew whether this daemon is deaf."""

@@ -17,6 +17,7 @@ from transom_sql.records import Event, Intent, Job, Switch
 from transom_sql.store import Change, Conflict, Store
 
 from transomd.api.wire import Directive, LauncherReport
+from transomd.errors import NotFoundError
 from transomd.log import about
 from transomd.settings import Settings
 from transomd.spec import JobSpec
@@ -86,7 +87,9 @@ class Operator:
             answer = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: call(*args, **kwargs))
             ok = True
         finally:
-            self._watcher.stored(time.monotonic() - began, ok)
+            took = time.monotonic() - began
+            self._watcher.stored(took, ok)
+            self._views = self._hearing.after_a_wait(self._views, took)
         return answer
 
     # --- what is so -------------------------------------------------------------------------------------------------
@@ -367,13 +370,17 @@ class Operator:
     async def launcher_job(self, token: str, job_id: int | None) -> JobView:
         """Return the job that a launcher's token belongs to; ``job_id`` None: any active one.
 
-        Raises PermissionError for a token that is not the job's, or whose job has been over for long.
+        Raises NotFoundError for a job that is not known, PermissionError for a token that is not the job's, or whose
+        job has been over for long.
         """
         digest = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
         if job_id is None:
             view = next((v for v in self._views.values() if hmac.compare_digest(digest, v.job.token_sha256)), None)
         else:
             view = self._views.get(job_id) or await self.db(self.read, job_id)
+            if view is None:
+                # Not a refusal: a database that was lost or restored must not end what trains.
+                raise NotFoundError(f"job {job_id}: this transomd knows no such job", hint="transom status --all")
         if view is None or not hmac.compare_digest(digest, view.job.token_sha256):
             raise PermissionError("no such job, or not its token")
         ended = view.job.finished_at
@@ -384,7 +391,8 @@ class Operator:
     async def report(self, report: LauncherReport, token: str) -> Directive:
         """Take a launcher's report and answer it.
 
-        Raises PermissionError when the token is not the job's, and ValueError when the report is not sound.
+        Raises NotFoundError for a job that is not known, PermissionError when the token is not the job's, and
+        ValueError when the report is not sound.
         """
         await self.launcher_job(token, report.job_id)
         report = sound(report)

@@ -48,12 +48,14 @@ RULES: tuple[Rule, ...] = (
 )
 """The site's default table."""
 
+_FREE = (FailureClass.USER_CODE, FailureClass.PREEMPTION, FailureClass.TIME_LIMIT, FailureClass.CANCELLED)
+"""Classes that spend nothing of the budget for faults of the cluster."""
 BACKOFF_S = (0.0, 0.0, 10.0, 30.0, 60.0, 300.0)
 """Seconds to wait before restart number k without a new step in between; the last one is for all later ones."""
 MAX_INCIDENTS = 1000
 """Failures of one job after which it ends, also where they spend no budget: a launcher may say anything."""
-WAIT_S = 60.0
-"""Seconds to wait before a restart after a failure of a store or of the network."""
+WAIT_S = (10.0, 30.0, 60.0, 120.0)
+"""Seconds to wait before restart k after such a failure of a store or the network; the last one for all later ones."""
 UNSEEN_PROGRESS_S = 1800.0
 """A launch that shows no step numbers counts as progress when it ran for this long."""
 
@@ -77,14 +79,16 @@ def make_plan(verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[
         action = Action.RESTART
     if action in (Action.STOP, Action.NONE):
         return Plan(action=action, why=verdict.summary)
-    idle = launches_without_progress(launches)
+    idle = launches_without_progress([x for x in launches if x.epoch not in _not_started(verdict, earlier, launches)])
     if idle >= policy.no_progress_limit:
         return Plan(action=Action.STOP, why=f"{idle} launches in a row did not get past the last step")
     spent = restarts_spent(earlier)
-    if spent >= policy.max_restarts:
+    if spent >= policy.max_restarts and verdict.failure_class not in _FREE:
         return Plan(action=Action.STOP, why=f"the restart budget is used up: {spent} of {policy.max_restarts}")
     bar = verdict.nodes if verdict.blame is Blame.NODE else ()
-    delay = WAIT_S if action is Action.WAIT else BACKOFF_S[min(idle, len(BACKOFF_S) - 1)]
+    delay = BACKOFF_S[min(idle, len(BACKOFF_S) - 1)]
+    if action is Action.WAIT:
+        delay = WAIT_S[min(_times_seen(verdict, earlier), len(WAIT_S) - 1)]
     return Plan(action=action, bar=bar, delay_s=delay, why=verdict.summary)
 
 
@@ -102,6 +106,14 @@ def launches_without_progress(launches: Sequence[Launch]) -> int:
 
 def _seconds(launch: Launch) -> float:
     return (launch.ended_at or launch.started_at) - launch.started_at
+
+
+def _not_started(verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[Launch]) -> frozenset[int]:
+    """Return the epochs whose program Slurm never started: they say nothing of the job."""
+    epochs = {i.epoch for i in earlier if i.failure_class == FailureClass.LAUNCHER}
+    if verdict.failure_class is FailureClass.LAUNCHER and launches:
+        epochs.add(launches[-1].epoch)
+    return frozenset(x.epoch for x in launches if x.epoch in epochs and x.last_step is None)
 
 
 def restarts_spent(incidents: Sequence[Incident]) -> int:
@@ -125,6 +137,5 @@ def _user_budget_left(verdict: Verdict, earlier: Sequence[Incident], policy: Pol
 
 
 def _counts(incident: Incident) -> bool:
-    free = (FailureClass.USER_CODE, FailureClass.PREEMPTION, FailureClass.TIME_LIMIT, FailureClass.CANCELLED)
     no_restart = incident.data.get("at_gate") or incident.data.get("false_alarm")
-    return incident.failure_class not in free and not no_restart
+    return incident.failure_class not in _FREE and not no_restart

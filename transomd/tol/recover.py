@@ -15,7 +15,7 @@ from transomd.tol.attempts import next_attempt, submit_intent
 from transomd.tol.diagnose import diagnose, stop
 from transomd.tol.policy import BACKOFF_S
 from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
-from transomd.words import IntentKind, IntentState, JobState, LauncherPhase
+from transomd.words import FailureClass, IntentKind, IntentState, JobState, LauncherPhase
 
 PATIENCE = 3
 """So many times the launcher's permitted silence is waited once more, while Slurm and SSH both reach its node."""
@@ -322,9 +322,15 @@ def _without_launch(view: JobView) -> int:
     return next((i for i, number in enumerate(numbers) if number in launched), len(numbers))
 
 
+def _attempts_spent(view: JobView) -> int:
+    """Count the attempts that ended by a failure: a time limit or a preemption ends one, but spends none."""
+    free = (FailureClass.TIME_LIMIT, FailureClass.PREEMPTION)
+    return view.attempt.number - len({i.attempt for i in view.incidents if i.failure_class in free})
+
+
 def _new_attempt(view: JobView, incident: Incident, world: World, now: float) -> Decision:
     limit = view.spec.policy.max_attempts
-    if view.attempt.number >= limit:
+    if _attempts_spent(view) >= limit:
         return stop(view, incident, f"attempt budget used up: {limit} of {limit}", now)
     # slurmd ended what ran where it answers; where Slurm hears none, ranks may live on.
     apart = {n for n in view.attempt.nodes if world.slurm.silent(n) and n in world.health and world.health[n].reached}

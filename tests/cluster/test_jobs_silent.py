@@ -1,0 +1,57 @@
+"""Failures that Slurm does not notice, or takes for others, and faults that are no failure of the job at all."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from jobs import Site, check_end
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+def test_what_hurts_no_job_is_left_alone(site: Site) -> None:
+    """A tool that hangs, a counter, a slow node, a slow controller and a locked database end no launch."""
+    job = site.submit("--steps 90")
+    site.wait_step(job, 7)
+    for node, kind in (("n2", "nvidia-smi-hang"), ("n3", "ecc"), ("n2", "slow:40")):
+        site.sandbox.fail(node, kind)
+    site.wait_step(job, 40)
+    site.sandbox.fail("hub", "ctld-slow")
+    site.sandbox.fail("hub", "db-locked")
+    time.sleep(8)
+    site.sandbox.heal("hub")
+    detail = check_end(site, job, drained=set())
+    assert len(detail["launches"]) == 1
+    assert detail["incidents"] == []
+    late = site.submit("--steps 10", nodes=3, spares=1)
+    ended = check_end(site, late, drained=set())
+    assert "n3" not in ended["launches"][0]["nodes"], "a node with memory errors is left out at the gate"
+    assert ended["incidents"][0]["class"] == "gpu-memory"
+
+
+def test_stepd_of_the_program_killed(site: Site) -> None:
+    job = site.submit("--steps 60")
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "stepd-kill")
+    detail = check_end(site, job, drained=set())
+    assert len(detail["launches"]) == 2
+    assert detail["incidents"][0]["blame"] == "unknown"
+
+
+def test_stepd_of_the_batch_script_killed(site: Site) -> None:
+    job = site.submit("--steps 60")
+    site.wait_step(job, 7)
+    site.sandbox.fail("n1", "stepd-kill:batch")
+    check_end(site, job, drained=set())
+    site.wait(lambda: not site.sandbox.run(["squeue", "-h"]).stdout, "the allocation is given back", 60)
+
+
+@pytest.mark.parametrize("kind", ["slurmd-stop", "munge-stop"])
+def test_node_that_only_slurm_loses(site: Site, kind: str) -> None:
+    job = site.submit("--steps 150")
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", kind)
+    detail = check_end(site, job, drained={"n2"})
+    assert "n2" not in detail["launches"][-1]["nodes"]
+    assert (detail["incidents"][0]["class"], detail["incidents"][0]["nodes"]) == ("host", ["n2"])

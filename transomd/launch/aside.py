@@ -1,0 +1,51 @@
+"""Calls that may hang for ever, as on a dead file system, made in threads that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Makes one call at a time, each with a deadline (seconds); a thread that hangs keeps nothing alive."""
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self._pending: asyncio.Future[Any] | None = None
+
+    async def ask(self, call: Callable[..., T], *args: Any) -> T:
+        """Return what the call returns or raise what it raises.
+
+        Raises asyncio.TimeoutError when it takes too long, and at once while an earlier call has not come back.
+        """
+        if self._pending is not None and not self._pending.done():
+            raise asyncio.TimeoutError
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._pending = future
+
+        def work() -> None:
+            answer: T | None = None
+            problem: Exception | None = None
+            try:
+                answer = call(*args)
+            except Exception as error:
+                problem = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, future, answer, problem)
+
+        threading.Thread(target=work, name="aside", daemon=True).start()
+        return await asyncio.wait_for(asyncio.shield(future), self._within_s)
+
+
+def _settle(future: asyncio.Future[Any], answer: Any, problem: Exception | None) -> None:
+    if problem is None:
+        future.set_result(answer)
+    else:
+        future.set_exception(problem)
+        future.exception()  # nobody may be waiting any more, and that is no fault
