@@ -33,8 +33,9 @@ def test_node_lost_while_the_daemon_is_away(site: Site) -> None:
     site.sandbox.fail("n2", "power")
     time.sleep(15)
     site.start_daemon()
-    detail = check_end(site, job, drained=set())
+    detail = check_end(site, job, drained={"n2"})
     assert len(detail["launches"]) == 2, "the launcher restarts in place on its grant"
+    assert any(e["signature"] == "HEARTBEAT-LOST" for e in detail["incidents"][0]["evidence"])
 
 
 def test_daemon_away_from_submission_to_end(site: Site) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from transom_slurm.types import JobBase, SlurmJob
 from transom_sql.records import Incident, Launch
@@ -82,7 +81,7 @@ def _verdict(view: JobView, incident: Incident, world: World, job: SlurmJob | Ab
 def _from_launcher(view: JobView, incident: Incident) -> Iterator[Evidence]:
     report = facts.fitting_report(view)
     failure = report.failure if report and report.phase == LauncherPhase.FAILED else None
-    told = list(_readable(failure.evidence)) if failure is not None and failure.epoch == incident.epoch else []
+    told = list(facts.readable(failure.evidence)) if failure is not None and failure.epoch == incident.epoch else []
     yield from told
     silent = {e.node for e in told if e.source == "heartbeat"}
     if report is not None:
@@ -92,15 +91,6 @@ def _from_launcher(view: JobView, incident: Incident) -> Iterator[Evidence]:
     host = facts.host_of(view)
     if incident.data.get("detected_by") == "launcher-silent" and host:
         yield detect.heartbeat_lost(host, view.report_at)
-
-
-def _readable(items: Iterable[Mapping[str, Any]]) -> Iterator[Evidence]:
-    """A launcher is the user's own: what it sends and cannot be read proves nothing, and stops nothing."""
-    for item in items:
-        try:
-            yield Evidence.from_json(item)
-        except ValueError:
-            continue
 
 
 def _from_slurm(view: JobView, world: World, job: SlurmJob | Absence, now: float) -> Iterator[Evidence]:

@@ -151,8 +151,9 @@ def missed_failure(view: JobView, now: float) -> Decision | None:
 
 
 def _told_by_launcher(view: JobView, incident: Incident, now: float) -> Incident:
-    """Return the incident with what is left to say: the launcher's evidence went with the launch that failed."""
+    """Return the incident with what the launcher can still say of it; nobody looked at the nodes at the time."""
     report = facts.fitting_report(view)
+    failure = next((f for f in (report.past_failures if report else ()) if f.epoch == incident.epoch), None)
     failed = next((x for x in (report.launches if report else ()) if x.epoch == incident.epoch), None)
     used = set(failed.nodes) & set(view.attempt.nodes) if failed else set()
     lost = tuple(sorted(used & set(report.lost if report else ())))
@@ -165,7 +166,9 @@ def _told_by_launcher(view: JobView, incident: Incident, now: float) -> Incident
         nodes=lost,
         confidence=(Confidence.MEDIUM if lost else Confidence.LOW).value,
         summary=f"Epoch {incident.epoch} failed while transomd was away{why}. The launcher restarted it by itself.",
+        evidence=tuple(e.to_json() for e in facts.readable(failure.evidence)) if failure else (),
         diagnosed_at=now,
+        fenced_at=failure.fenced_at if failure else None,
         data={**incident.data, "await_drain": {n: [] for n in lost} if len(lost) < MANY else {}},
     )
 

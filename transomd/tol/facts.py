@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from transom_sql.records import Attempt, Event, Job, Launch
 from transomd.api.wire import LauncherReport, LaunchReport
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
+from transomd.tee.types import Evidence
 from transomd.tol.view import Absence, JobView, World, with_data
 from transomd.words import IntentState
 
@@ -219,3 +220,12 @@ def host_of(view: JobView) -> str:
 def await_drain(nodes: Iterable[str], health: Mapping[str, NodeReport]) -> dict[str, list[str]]:
     """Return, for each blamed node, the checks that found it unfit; empty where only its silence speaks."""
     return {n: sorted(r.check for r in health[n].unfit) if n in health else [] for n in nodes}
+
+
+def readable(items: Iterable[Mapping[str, Any]]) -> Iterator[Evidence]:
+    """Read a launcher's evidence. It is the user's own: what cannot be read proves nothing, and stops nothing."""
+    for item in items:
+        try:
+            yield Evidence.from_json(item)
+        except ValueError:
+            continue

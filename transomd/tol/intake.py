@@ -35,11 +35,13 @@ def sound(report: LauncherReport) -> LauncherReport:
     _require(isinstance(report.unfit, dict), "unfit: does not map nodes to reasons")
     _names("unfit", list(report.unfit))
     _require(len(report.launches) <= MAX_LAUNCHES, f"launches: more than {MAX_LAUNCHES}")
+    _require(len(report.past_failures) <= MAX_LAUNCHES, f"past_failures: more than {MAX_LAUNCHES}")
     return replace(
         report,
         unfit={node: _text("unfit", why) for node, why in report.unfit.items()},
         launches=[_launch(launch) for launch in report.launches],
         failure=_failure(report.failure) if report.failure is not None else None,
+        past_failures=[_failure(failure) for failure in report.past_failures],
         message=_text("message", report.message),
     )
 
