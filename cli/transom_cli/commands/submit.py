@@ -59,6 +59,8 @@ def submit(
     if dry_run:
         return _dry_run(api, spec, as_json)
     accepted = _submit(api, spec)
+    if os.geteuid() == 0:
+        print("note: the job runs as root, as you do now; submit as yourself unless it must", file=sys.stderr)
     print(json.dumps({"job": accepted}, indent=2) if as_json else _accepted(spec, accepted), flush=True)
     return _watch(api, accepted) if watch else ExitCode.OK
 
