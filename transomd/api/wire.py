@@ -135,6 +135,10 @@ class LauncherReport:
                 _read_launch(checked.mapping(x, "launches")) for x in checked.items(data, "launches", MAX_LAUNCHES)
             ],
             failure=None if failure is None else _read_failure(checked.mapping(failure, "failure")),
+            past_failures=[
+                _read_failure(checked.mapping(x, "past_failures"))
+                for x in checked.items(data, "past_failures", MAX_LAUNCHES)
+            ],
             checkpoint_step=checked.maybe_integer(data, "checkpoint_step"),
             checkpoint_epoch=checked.maybe_integer(data, "checkpoint_epoch", checked.MAX_COUNT),
             checkpoint_at=checked.maybe_seconds(data, "checkpoint_at"),

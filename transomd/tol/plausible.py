@@ -38,6 +38,7 @@ def plausible(view: JobView, report: LauncherReport, world: World, now: float) -
         unfit={node: why for node, why in report.unfit.items() if node in known},
         launches=_launches(view, report.launches, known, at, maybe_at),
         failure=_failure(failure, known, at, maybe_at) if failure else None,
+        past_failures=[_failure(past, known, at, maybe_at) for past in report.past_failures],
         checkpoint_at=None if report.checkpoint_at is None else min(report.checkpoint_at, now),
     )
 
