@@ -106,18 +106,26 @@ class Notifier(Watcher):
     async def _run(self, notice: Notice) -> str:
         """Run the command once; return what went wrong."""
         wish, cluster = self._settings.notify, self._settings.daemon.cluster
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh",
-            "-c",
-            wish.command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, **notice.environment(cluster)},
-            cwd="/",
-            start_new_session=True,
-        )
-        said = asyncio.create_task(_first(process.stderr))
+        # A pipe of our own: asyncio would wait for the end of its own, which a child of the command may hold open.
+        ours, theirs = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "/bin/sh",
+                "-c",
+                wish.command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=theirs,
+                env={**os.environ, **notice.environment(cluster)},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        said = asyncio.create_task(_first(ours))
         try:
             await asyncio.wait_for(_fed(process, notice.body(cluster)), wish.timeout_s)
         except asyncio.TimeoutError:
@@ -131,7 +139,7 @@ class Notifier(Watcher):
             await asyncio.gather(said, return_exceptions=True)
         if process.returncode == 0:
             return ""
-        text = said.result() if not said.cancelled() and not said.exception() else ""
+        text = said.result() if not said.cancelled() else ""
         return f"exit code {process.returncode}{': ' + text if text else ''}"
 
     # --- what a person should know ------------------------------------------------------------------------------
@@ -189,9 +197,17 @@ async def _fed(process: asyncio.subprocess.Process, body: bytes) -> None:
     await process.wait()
 
 
-async def _first(stream: asyncio.StreamReader | None) -> str:
-    """Read a stream to its end; keep only its first bytes."""
-    kept = b""
-    while stream is not None and (data := await stream.read(65536)):
-        kept = (kept + data)[:SHOWN]
+async def _first(pipe: int) -> str:
+    """Read a pipe to its end, or until cancelled; return only its first bytes."""
+    stream, kept = asyncio.StreamReader(), b""
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(pipe, "rb", 0)
+    )
+    try:
+        while data := await stream.read(65536):
+            kept = (kept + data)[:SHOWN]
+    except asyncio.CancelledError:
+        pass
+    finally:
+        transport.close()
     return " ".join(kept.decode(errors="replace").split())

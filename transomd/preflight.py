@@ -49,14 +49,14 @@ def places(settings: Settings) -> list[Finding]:
     running = _running(state / "lock")
     if running:
         found.append(_told("daemon", Level.NOTE, f"a transomd runs on {state} already", "systemctl status transomd"))
-    elif sock.exists() and not sock.is_socket():
+    elif os.path.exists(sock) and not sock.is_socket():
         found.append(_told("daemon", Level.PROBLEM, f"{sock} is no socket", f"rm {sock}"))
     return found
 
 
 def _folder(what: str, path: Path) -> Finding:
     """Say whether a folder can be written, or made."""
-    there = next(p for p in (path, *path.parents) if p.exists())
+    there = next(p for p in (path, *path.parents) if os.path.exists(p))
     writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK, effective_ids=True)
     if not writable:
         said = f"the {what} {path} cannot be written by {_me()}"
@@ -102,7 +102,7 @@ def database(settings: Settings) -> list[Finding]:
     url = settings.daemon.database_url
     shown = url.split("@")[-1]
     file = Path(url.partition(":///")[2]) if url.startswith("sqlite:///") else None
-    if file is not None and not file.exists():
+    if file is not None and not os.path.exists(file):
         return [_told("database", Level.OK, f"{shown} will be made")]
     try:
         revision, wanted = current(url), newest()
@@ -122,13 +122,13 @@ def keys(settings: Settings) -> list[Finding]:
     if ssh.config is not None:
         found.append(_readable("SSH configuration", ssh.config, "set ssh.config in transomd.toml"))
     for key in ssh.client_keys:
-        if key.exists() and key.stat().st_mode & 0o077:
+        if os.path.exists(key) and key.stat().st_mode & 0o077:
             found.append(_told("ssh", Level.PROBLEM, f"others may read the SSH key {key}", f"chmod 0600 {key}"))
     return found
 
 
 def _readable(what: str, path: Path, remedy: str) -> Finding:
-    if not path.exists():
+    if not os.path.lexists(path) and os.access(path.parent, os.X_OK, effective_ids=True):
         return _told("ssh", Level.PROBLEM, f"the {what} {path}: there is no such file", remedy)
     if not os.access(path, os.R_OK, effective_ids=True):
         return _told("ssh", Level.PROBLEM, f"the {what} {path} cannot be read by {_me()}", f"ls -l {path}; id")
