@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,105 @@ def test_a_lost_gpu_says_nothing(cluster: Sandbox) -> None:
     assert "Xid" not in cluster.run(["dmesg"], node="n2").stdout
 
 
-@pytest.mark.parametrize("kind", ["nope", "xid", "xid:abc", "power:3", "gpu-lost:99", "xid:79:99"])
+def test_stopped_daemons_go_on_when_healed(cluster: Sandbox) -> None:
+    for kind, name in (("slurmd-stop", "slurmd"), ("munge-stop", "munged")):
+        cluster.fail("n2", kind)
+        assert [processes.state(pid) for pid in _named(cluster, "n2", name)] == ["T"]
+    assert _ssh(cluster, "n2") == 0
+    assert "2 stopped processes continued" in cluster.heal("n2")
+    assert cluster.run(["timeout", "5", "munge", "-n"], node="n2").returncode == 0
+
+
+def test_a_killed_stepd_leaves_its_task_and_slurm_does_not_notice(cluster: Sandbox, tmp_path: Path) -> None:
+    _program(cluster, tmp_path)
+    stepds, ranks = _named(cluster, "n2", "slurmstepd"), _named(cluster, "n2", "sleep")
+    cluster.fail("n2", "stepd-kill")
+    assert until(lambda: _named(cluster, "n2", "slurmstepd") == [], 5), stepds
+    assert _named(cluster, "n2", "sleep") == ranks
+    with pytest.raises(SandboxMissing, match="no batch script"):
+        cluster.fail("n2", "stepd-kill:batch")
+    cluster.fail("n1", "stepd-kill:batch")
+    assert cluster.run(["squeue", "-h", "-o", "%T"]).stdout.strip() == "RUNNING"
+
+
+def test_a_slow_node_stops_and_goes_on(cluster: Sandbox, tmp_path: Path) -> None:
+    _program(cluster, tmp_path)
+    cluster.fail("n2", "slow:20")
+    rank = _named(cluster, "n2", "sleep")[0]
+    states = {processes.state(rank) for _ in range(200) if not time.sleep(0.01)}
+    assert states == {"T", "S"}
+    assert [processes.state(pid) for pid in _named(cluster, "n1", "sleep")] == ["S", "S"]
+    assert "its program has its speed back" in cluster.heal("n2")
+    assert {processes.state(rank) for _ in range(100) if not time.sleep(0.01)} == {"S"}
+
+
+def test_errors_are_counted_and_nvidia_smi_hangs(cluster: Sandbox) -> None:
+    cluster.fail("n2", "ecc:3")
+    cluster.fail("n2", "ecc:3")
+    query = "--query-gpu=ecc.errors.uncorrected.volatile.total"
+    said = cluster.run(["/usr/bin/nvidia-smi", query, "--format=csv,noheader"], node="n2").stdout.split()
+    assert said == ["0", "0", "0", "2", "0", "0", "0", "0"]
+    cluster.fail("n2", "nvidia-smi-hang")
+    assert cluster.run(["timeout", "1", "/usr/bin/nvidia-smi"], node="n2", check=False).returncode == 124
+    cluster.heal("n2")
+    assert cluster.run(["/usr/bin/nvidia-smi", query, "--format=csv,noheader"], node="n2").stdout.split() == ["0"] * 8
+
+
+def test_a_folder_is_full_on_one_node_and_dead_on_another(cluster: Sandbox, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "old").write_text("kept")
+    cluster.fail("n1", f"disk-full:{folder}")
+    cluster.fail("n2", f"mount-dead:{folder}")
+    write = ["dd", "if=/dev/zero", f"of={folder}/new", "bs=1k", "count=1"]
+    full = cluster.run(write, node="n1", check=False)
+    assert "No space left on device" in full.stderr
+    assert cluster.run(["cat", f"{folder}/old"], node="n1").stdout == "kept"
+    assert cluster.run(["timeout", "-s", "KILL", "1", "ls", str(folder)], node="n2", check=False).returncode in (
+        -9,
+        137,
+    )
+    assert cluster.run(write, node="n3", check=False).returncode == 0
+    for node in ("n1", "n2"):
+        assert f"{folder} answers and has space" in cluster.heal(node)
+        assert cluster.run(["ls", str(folder)], node=node).stdout.split() == ["new", "old"]
+
+
+def test_no_checkpoint_folder_without_a_program(cluster: Sandbox) -> None:
+    with pytest.raises(SandboxMissing, match="no program there has one"):
+        cluster.fail("n1", "disk-full")
+
+
+def test_slurmctld_stops_and_slows_and_dies(cluster: Sandbox) -> None:
+    def answers() -> bool:
+        return cluster.run(["timeout", "1", "sinfo"], check=False).returncode == 0
+
+    for kind, said in (
+        ("ctld-stop", "slurmctld continued"),
+        ("ctld-kill", "slurmctld started"),
+        ("ctld-slow", "nothing slows slurmctld or holds the database any more"),
+    ):
+        cluster.fail("hub", kind)
+        assert kind == "ctld-slow" or not answers()
+        assert said in cluster.heal("hub")
+        assert answers()
+
+
+@pytest.mark.parametrize(("node", "kind"), [("n1", "ctld-kill"), ("hub", "power")])
+def test_a_fault_belongs_to_a_node_or_to_the_hub(cluster: Sandbox, node: str, kind: str) -> None:
+    with pytest.raises(SandboxUsage, match="it is a fault of"):
+        cluster.fail(node, kind)
+
+
+@pytest.mark.parametrize("kind", ["daemon-kill", "db-locked", "db-gone"])
+def test_without_a_transomd_there_is_none_to_hurt(cluster: Sandbox, kind: str) -> None:
+    with pytest.raises(SandboxMissing):
+        cluster.fail("hub", kind)
+
+
+@pytest.mark.parametrize(
+    "kind", ["nope", "slow:0", "stepd-kill:x", "xid", "xid:abc", "power:3", "gpu-lost:99", "xid:79:99"]
+)
 def test_a_wrong_kind_is_refused(cluster: Sandbox, kind: str) -> None:
     with pytest.raises(SandboxUsage):
         cluster.fail("n2", kind)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transom_slurm.sandbox import faults, files, gpus, lifecycle, watch
+from transom_slurm.sandbox import faults, files, gpus, lifecycle, processes, targets, watch
 from transom_slurm.sandbox.config import HUB, ClusterSpec
 from transom_slurm.sandbox.daemons import SYSTEM_PATH, check_installed, run
 from transom_slurm.sandbox.errors import SandboxError, SandboxMissing
@@ -188,6 +188,9 @@ class Sandbox:
         broken = [node for node in self.nodes if len(self.heal(node)) > 1]
         if not until(lambda: not self.run(["squeue", "-h"]).stdout.strip(), 60.0, 0.1):
             raise SandboxError("reset", f"jobs did not end: {self.run(['squeue', '-h']).stdout}")
+        # A slurmstepd that was killed has left its tasks behind, and Slurm knows nothing of them.
+        left = [pid for node in self.nodes for pid in targets.job_pids(self.spec, node)]
+        processes.signal_each(left, signal.SIGKILL)
         for node, word in self.slurm_states().items():
             if word != "idle":
                 self.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)

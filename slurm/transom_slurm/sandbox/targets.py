@@ -56,6 +56,11 @@ def ranks(spec: ClusterSpec, node: str) -> dict[int, int]:
     return found
 
 
+def job_pids(spec: ClusterSpec, node: str) -> set[int]:
+    """The processes of Slurm jobs on a node."""
+    return {pid for pid in node_pids(spec, node) if "SLURM_JOB_ID" in processes.environment(pid)}
+
+
 def find_rank(spec: ClusterSpec, node: str) -> int:
     """The process of the user's program with the lowest LOCAL_RANK on the node.
 

@@ -1,0 +1,97 @@
+"""A launcher works with its own allocation's agents only, and no dead file system holds it up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transomd.api.wire import LaunchOrder
+from transomd.launch.agent import Agent
+from transomd.launch.aside import Aside
+from transomd.launch.launcher import Launcher, Options, Watch
+from transomd.launch.rundir import COMPLETED, RunDir
+from transomd.spec import JobSpec
+from transomd.words import LauncherPhase
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "env.json").write_text("{}")
+    return RunDir(tmp_path)
+
+
+def launcher(run_dir: RunDir, nodes: tuple[str, ...] = ("n1", "n2")) -> Launcher:
+    options = Options(run_dir=run_dir, job_id=1, attempt=1, generation=1, slurm_job_id=7, nodes=nodes, host="n1")
+    spec = JobSpec(name="t", command="true", nodes=2, workdir="/", checkpoint={"dir": str(run_dir.root / "ck")})
+    link: Any = None
+    return Launcher(options, link, spec, Watch())
+
+
+async def test_never_started_on_fewer_nodes_than_asked_for(run_dir: RunDir) -> None:
+    """A node of an earlier allocation in an order must not leave a program with a smaller world."""
+    made = launcher(run_dir)
+    await made._launch(LaunchOrder(epoch=3, nodes=["n1", "n9"]))
+    assert made.phase is LauncherPhase.FAILED
+    assert "are not 2 nodes of this launcher's" in made.message
+
+
+async def test_agents_of_an_earlier_allocation_do_not_count(run_dir: RunDir) -> None:
+    made = launcher(run_dir)
+    made.hub._heard = {"n1": time.monotonic(), "n9": time.monotonic()}
+    assert made._alive() == ["n1"]
+
+
+async def test_an_agent_ends_when_the_job_has_another_allocation(run_dir: RunDir, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
+    run_dir.write_json(run_dir.launcher_file, {"host": "127.0.0.1", "port": 1, "generation": 1, "slurm_job_id": 7})
+    await asyncio.wait_for(Agent(run_dir, 1, "n1", 0.1).run(), 5)
+
+
+async def test_an_agent_stays_for_its_own_allocation(run_dir: RunDir, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    where = {"host": "127.0.0.1", "port": 1, "generation": 2, "slurm_job_id": 7}
+    run_dir.launcher_file.write_text(json.dumps(where))
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(Agent(run_dir, 1, "n1", 0.1).run(), 0.5)
+
+
+async def test_a_dead_file_system_is_given_up_and_asked_once_at_a_time() -> None:
+    dead, calls = threading.Event(), []
+
+    def hang() -> None:
+        calls.append(1)
+        dead.wait(30)
+
+    aside = Aside(0.05)
+    for _ in range(3):
+        with pytest.raises(asyncio.TimeoutError):
+            await aside.ask(hang)
+    assert len(calls) == 1
+    dead.set()
+    while True:
+        try:
+            assert await aside.ask(lambda: 5) == 5
+            return
+        except asyncio.TimeoutError:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_a_call_raises_is_raised() -> None:
+    def fail() -> None:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        await Aside(1.0).ask(fail)
+
+
+def test_a_program_that_has_ended_is_claimed_once(run_dir: RunDir) -> None:
+    assert not run_dir.claimed(COMPLETED)
+    run_dir.claim(COMPLETED, {"epoch": 1})
+    assert run_dir.claimed(COMPLETED)
