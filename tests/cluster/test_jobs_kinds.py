@@ -1,4 +1,4 @@
-"""Kinds of jobs: torch by srun and by torchrun, an existing sbatch file, options for sbatch, setup lines and environment."""
+"""Kinds of jobs: torch by srun and by torchrun, an existing sbatch file, setup lines and environment."""
 
 from __future__ import annotations
 

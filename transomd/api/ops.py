@@ -150,7 +150,7 @@ class OpsRoutes:
         node, one = request.query.get("node"), request.query.get("incident")
         store, db = self._operator.store, self._operator.db
         incidents = await db(store.incidents, limit=KEPT if not (node or one) else None)
-        intents = [i for i in await db(store.intents) if i.kind in (IntentKind.DRAIN, IntentKind.UNDRAIN)]
+        intents = await db(store.intents, kinds=[IntentKind.DRAIN.value, IntentKind.UNDRAIN.value])
         if one is not None:
             incidents = [i for i in incidents if i.id == int(one)]
             intents = [i for i in intents if i.incident_id == int(one)]

@@ -55,7 +55,7 @@ class DrainDesk:
     async def start(self, now: float) -> None:
         """Read what an earlier daemon left."""
         self.note(await self._books.db(self._books.store.incidents))
-        drains = [i for i in await self._books.db(self._books.store.intents) if i.kind == IntentKind.DRAIN]
+        drains = await self._books.db(self._books.store.intents, kinds=[IntentKind.DRAIN.value])
         self._known = {intent.key for intent in drains}
         self._recent = [intent.key for intent in drains if now - intent.created_at < REMEMBERED_S]
         self._forget(now)
