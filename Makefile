@@ -6,7 +6,7 @@ WORKERS ?= 4
 TESTS ?= tests/unit tests/contract tests/cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check wheel-smoke docs clean
+.PHONY: help demo test chaos bench check wheel-smoke docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,13 @@ chaos: ## The slow tests, then random faults on three training jobs for 10 minut
 	@scripts/bootstrap
 	$(PYTHON) -m pytest -n 2 -m slow tests/cluster
 	$(PYTHON) tests/chaos/run.py
+
+bench: ## Measure recovery beside sbatch --requeue, both Slurm clients, the store and the prolog (root; about 40 minutes)
+	@scripts/bootstrap
+	$(PYTHON) tests/bench/recovery.py
+	$(PYTHON) tests/bench/slurm_clients.py
+	$(PYTHON) tests/bench/store_million.py
+	$(PYTHON) tests/bench/hooks_prolog.py
 
 check: ## Check formatting, lint and types
 	@scripts/bootstrap --python-only
