@@ -67,6 +67,13 @@ class HookSite:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
         assert f"Prolog={self.folder}/prolog" in done.stdout
 
+    def patient(self) -> None:
+        """Let a prolog wait 5 s for its answer: what matters is what it says, and this machine may be very busy."""
+        file = self.folder / "prolog"
+        text = file.read_text()
+        assert "\nANSWER = 2.0\n" in text
+        file.write_text(text.replace("\nANSWER = 2.0\n", "\nANSWER = 5.0\n"))
+
     def point(self, url: str) -> None:
         """Let the hooks think that transomd is somewhere else."""
         file = self.folder / "hooks.json"
