@@ -16,6 +16,9 @@ _UNSAFE = re.compile(
 )
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 _ELLIPSIS = "…"
+_NUMBERED = re.compile(r"([A-Za-z0-9._-]*[A-Za-z._-])([0-9]{1,9})")
+MANY = 64
+"""Names from which it is no longer worth to look for a shape with several dimensions."""
 
 STATE_STYLES: dict[str, dict[str, object]] = {
     "running": {"fg": "green"},
@@ -87,13 +90,48 @@ def size(count: float) -> str:
 
 def hosts(names: Iterable[object]) -> str:
     """Return names folded into a host list; names that are none are listed as they are."""
+    wanted = [plain(name) for name in names]
+    quick = _numbered(wanted)
+    if quick is not None:
+        return quick
     from transom_slurm.nodesets import HostlistError, fold
 
-    wanted = [plain(name) for name in names]
     try:
         return fold(wanted)
     except HostlistError:
         return ",".join(wanted)
+
+
+def _numbered(names: Sequence[str]) -> str | None:
+    """Fold names of one prefix and a number, the usual case, without ClusterShell, which takes its time.
+
+    Many names of several prefixes are folded by prefix. None: ClusterShell must do it.
+    """
+    numbers: dict[str, set[str]] = {}
+    for name in names:
+        found = _NUMBERED.fullmatch(name)
+        if found is None:
+            return None
+        numbers.setdefault(found.group(1), set()).add(found.group(2))
+    if len(numbers) > 1 and len(names) < MANY:
+        return None
+    parts = [_ranges(prefix, numbers[prefix]) for prefix in sorted(numbers)]
+    return None if None in parts else ",".join(str(part) for part in parts)
+
+
+def _ranges(prefix: str, digits: set[str]) -> str | None:
+    """Fold the numbers of a prefix; None where padded and other numbers are mixed."""
+    if len({len(text) for text in digits}) > 1 and any(text[0] == "0" and len(text) > 1 for text in digits):
+        return None
+    if len(digits) == 1:
+        return prefix + next(iter(digits))
+    runs: list[list[str]] = []
+    for text in sorted(digits, key=int):
+        if runs and int(text) == int(runs[-1][-1]) + 1:
+            runs[-1].append(text)
+        else:
+            runs.append([text])
+    return f"{prefix}[{','.join(run[0] if len(run) == 1 else f'{run[0]}-{run[-1]}' for run in runs)}]"
 
 
 def width() -> int:

@@ -12,7 +12,10 @@ from transom_cli.main import ENTRIES
 
 from transomd import __version__
 
-OWN = ["submit", "status", "logs", "events", "cancel", "ckpt", "nodes", "drain", "undrain"]
+OWN = [
+    *("submit", "status", "logs", "events", "cancel", "ckpt", "nodes", "drain", "undrain"),
+    *("check", "doctor", "pause", "resume-actions", "incident", "history", "completion"),
+]
 
 
 def test_the_help_teaches() -> None:
@@ -20,7 +23,7 @@ def test_the_help_teaches() -> None:
     assert done.returncode == 0
     assert all(f"\n  {name} " in done.stdout for name in ENTRIES)
     assert "transom submit job.yaml" in done.stdout
-    assert "_TRANSOM_COMPLETE=bash_source" in done.stdout
+    assert "transom completion bash" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
@@ -68,7 +71,7 @@ def test_the_daemon_does_not_run(words: list[str], tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         f"transom: asking transomd at {tmp_path}/none: there is no such socket: "
         "the daemon does not run here, or uses another",
-        "  next: systemctl status transomd; or name another socket by --socket or $TRANSOM_SOCKET",
+        "  next: systemctl status transomd; or name another by --socket, $TRANSOM_SOCKET or $TRANSOM_URL",
     ]
 
 

@@ -166,11 +166,13 @@ def test_no_jobs(server: Recorded) -> None:
 
 def test_slurm_is_silent_and_transom_is_paused(server: Recorded) -> None:
     slurm = {"ok": False, "error": "squeue: Unable to contact slurm controller" * 9}
-    server.on("GET /v1/daemon", (200, {**cli_server.DAEMON, "paused": True, "slurm": slurm}))
+    server.on("GET /v1/daemon", (200, {**cli_server.DAEMON, "paused": "transom is paused by ann: x", "slurm": slurm}))
     lines = transom("status", socket=server.socket).stdout.splitlines()
     assert lines[0].startswith("Slurm does not answer, so this is what was last known: ")
-    assert len(lines[0]) == 80
-    assert lines[1] == "transom is paused: it looks on and does nothing"
+    assert [len(line) <= 80 for line in lines[:2]] == [True, True]
+    assert lines[1].endswith("…")
+    assert lines[2] == "transom is paused by ann: x; it looks on and does nothing (transom"
+    assert lines[3] == "resume-actions)"
 
 
 @pytest.mark.parametrize("word", ["12", "demo"])

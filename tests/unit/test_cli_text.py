@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transom_cli.text import ago, clip, hosts, log_line, plain, safe, size, span, table, wrapped
+from transom_slurm.nodesets import expand, fold
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\x9b31m\u202ec\u200bd\ud800\x00"
 
@@ -75,3 +78,21 @@ def test_wrapping_keeps_words_and_cuts_what_has_none() -> None:
 
 def test_clip() -> None:
     assert (clip("abc", 3), clip("abcd", 3), clip("abcd", 0)) == ("abc", "ab…", "abcd")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["n", "gpu-", "a1b"]), st.integers(0, 120), st.integers(1, 3)),
+        min_size=1,
+        max_size=120,
+    )
+)
+def test_folding_quickly_means_the_same_as_clustershell(parts: list[tuple[str, int, int]]) -> None:
+    names = sorted({f"{prefix}{number:0{width}d}" for prefix, number, width in parts})
+    assert sorted(expand(hosts(names))) == names
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=50, unique=True), st.booleans())
+def test_folding_one_prefix_writes_what_clustershell_writes(numbers: list[int], padded: bool) -> None:
+    names = [f"gpu-{number:03d}" if padded else f"gpu-{number}" for number in numbers]
+    assert hosts(names) == fold(names)

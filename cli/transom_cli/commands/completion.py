@@ -17,8 +17,8 @@ def completion(shell: str) -> int:
 
     \b
     Examples:
-      eval "$(transom completion bash)"        in ~/.bashrc, or for everybody:
       transom completion bash > /etc/bash_completion.d/transom
+      eval "$(transom completion bash)"        for oneself, in ~/.bashrc
       transom completion zsh > ~/.zfunc/_transom
       transom completion fish > ~/.config/fish/completions/transom.fish
     """

@@ -14,7 +14,7 @@ from transom_cli.ask import Json, client, finished, job_id
 from transom_cli.complete import complete_jobs
 from transom_cli.joblist import job_list
 from transom_cli.jobpage import job_page
-from transom_cli.text import STATE_STYLES, paint, plain, width, wrapped
+from transom_cli.text import STATE_STYLES, clip, paint, plain, width, wrapped
 from transomd.api.client import Client
 from transomd.errors import UnreachableError
 from transomd.words import ExitCode, JobState
@@ -93,10 +93,16 @@ def _page(view: Json, now: float, columns: int) -> list[str]:
 
 def _list(answer: Json, now: float, columns: int) -> list[str]:
     jobs = answer["jobs"]
-    lines = [line for text in _warnings(answer["daemon"]) for line in wrapped(text, columns, indent="")]
+    lines = [line for text in _warnings(answer["daemon"]) for line in _short(text, columns)]
     if not jobs:
         return [*lines, "no jobs; submit one with: transom submit job.yaml"]
     return lines + [_coloured(line, state) for line, state in job_list(jobs, now=now, columns=columns)]
+
+
+def _short(text: str, columns: int) -> list[str]:
+    """Wrap a warning, to two lines at most."""
+    lines = wrapped(text, columns, indent="")
+    return lines if len(lines) < 3 else [lines[0], clip(f"{lines[1]} {lines[2]}", columns)]
 
 
 def _coloured(row: str, state: str) -> str:
