@@ -8,6 +8,8 @@ from typing import Any
 
 EXPLAINS_S = 90.0
 """How long after its end a fault may still explain a failure: heartbeats, stalls, Slurm's own time-outs."""
+PROBE_S = 15.0
+"""A probe counts from when it was begun, and may see what came while it ran."""
 DRAIN_SLACK_S = 30.0
 """How long after its repair Slurm may still hold a node for lost, so that it is drained."""
 
@@ -57,7 +59,7 @@ KINDS: tuple[Kind, ...] = (
     _kind("xid:79", "gpu-hardware/node", **_LOST, weight=1.5),
     _kind("gpu-lost", "gpu-hardware/node", **_LOST),
     _kind("disk-full", "storage/unknown", "storage/program", target="rank 0", lasts_s=(20.0, 40.0)),
-    _kind("mount-dead", *_HANG, target="rank 0", lasts_s=(12.0, 40.0), weight=0.7),
+    _kind("mount-dead", *_HANG, "storage/unknown", target="rank 0", lasts_s=(12.0, 40.0), weight=0.7),
     _kind("ecc", **_QUIET),
     _kind("slow:40", **_QUIET),
     _kind("nvidia-smi-hang", **_QUIET),
@@ -108,8 +110,9 @@ def causes(incident: dict[str, Any], injections: Iterable[Injection]) -> list[In
     for one in injections:
         here = one.node in incident["nodes"]
         everywhere = one.node == "hub" and incident["class"] == "launcher"
+        probed = one.kind in UNFIT and here and incident["detected_by"] == "probe"
         failing = bool(one.rules.verdicts) and (one.job == incident["job_id"] or here or everywhere)
-        if (failing or (one.kind in UNFIT and here)) and one.active(at, EXPLAINS_S):
+        if (failing or (one.kind in UNFIT and here)) and one.active(at + (PROBE_S if probed else 0.0), EXPLAINS_S):
             found.append(one)
     return found
 

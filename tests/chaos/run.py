@@ -285,11 +285,16 @@ class Chaos:
             names = ", ".join(f"{one.kind} on {one.node}" for one in found)
             self._violation(incident["job_id"], f"{key}: {told} for {names}: {incident['summary']}")
         for one in found:
-            mine = one.job == incident["job_id"] and one.rules.verdicts and incident["detected_at"] >= one.at
+            at = (
+                max(float(incident["detected_at"]), one.at)
+                if one.node in incident["nodes"]
+                else incident["detected_at"]
+            )
+            mine = one.job == incident["job_id"] and one.rules.verdicts and at >= one.at
             if not mine or (one.detected_at is not None and one.recovered_at is not None):
                 continue
             if one.detected_at is None:
-                one.detected_at, one.verdict, one.right = float(incident["detected_at"]), told, right
+                one.detected_at, one.verdict, one.right = at, told, right
             if incident["recovered_at"] and incident["recovered_at"] >= one.at:
                 one.recovered_at = float(incident["recovered_at"])
 

@@ -22,8 +22,8 @@ def test_what_hurts_no_job_is_left_alone(site: Site) -> None:
     time.sleep(8)
     site.sandbox.heal("hub")
     detail = check_end(site, job, drained=set())
+    assert detail["incidents"] == [], site.story()
     assert len(detail["launches"]) == 1
-    assert detail["incidents"] == []
     late = site.submit("--steps 10", nodes=3, spares=1)
     ended = check_end(site, late, drained=set())
     assert "n3" not in ended["launches"][0]["nodes"], "a node with memory errors is left out at the gate"

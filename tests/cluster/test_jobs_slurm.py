@@ -36,6 +36,7 @@ def own_site(make_sandbox: Any, request: pytest.FixtureRequest) -> Iterator[Site
         shutil.rmtree(root, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_slurmctld_forgets_a_submission_and_gives_its_id_away(site: Site) -> None:
     """What was submitted within seconds of a crash is not in the saved state; the next job gets the same number."""
     site.submit("--steps 5")
@@ -136,3 +137,29 @@ def test_time_limit_is_chained(site: Site) -> None:
     check_end(site, job, drained=set(), attempts=attempts)
     assert {i["class"] for i in detail["incidents"]} == {"time-limit"}
     assert detail["launches"][1]["first_step"] > 5
+
+
+BACKUP = ("SlurmctldHost=n5(10.77.0.5)", "SlurmctldTimeout=5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_site", [BACKUP], indirect=True)
+def test_a_backup_slurmctld_takes_over(own_site: Site) -> None:
+    """It runs on a node that the job does not use, and shares the state folder; its pid file is its own."""
+    run = own_site.sandbox.directory / "run"
+    own_site.sandbox.run(["sh", "-c", f"mount -t tmpfs tmpfs {run} && slurmctld"], node="n5")
+    own_site.start_daemon()
+    job = own_site.submit("--steps 300", spares=0)
+    own_site.wait_step(job, 60)
+    own_site.sandbox.fail("hub", "ctld-kill")
+
+    def taken_over() -> bool:
+        said = own_site.sandbox.run(["scontrol", "ping"], check=False).stdout
+        return "(primary) at hub is DOWN" in said and own_site.sandbox.run(["squeue"], check=False).returncode == 0
+
+    own_site.wait(taken_over, "the backup answers", 60)
+    assert own_site.job(job)["state"] == "running"
+    own_site.wait(lambda: own_site.client.get("/v1/daemon")["slurm"]["ok"], "transomd hears the backup", 60)
+    detail = check_end(own_site, job, drained=set())
+    assert len(detail["launches"]) == 1
+    assert detail["incidents"] == []

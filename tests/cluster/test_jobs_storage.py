@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 def test_mount_that_does_not_answer(site: Site) -> None:
     """Rank 0 hangs in the kernel on n1, where the launcher runs, too; the second time n1 is left out."""
-    job = site.submit("--steps 40")
+    job = site.submit("--steps 40", more="watch: {first_step_after: 8}\n")
     site.wait_step(job, 7)
     site.sandbox.fail("n1", "mount-dead")
     detail = check_end(site, job, drained=set())

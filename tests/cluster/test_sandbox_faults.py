@@ -187,6 +187,10 @@ def test_a_slow_node_stops_and_goes_on(cluster: Sandbox, tmp_path: Path) -> None
     states = {processes.state(rank) for _ in range(200) if not time.sleep(0.01)}
     assert states == {"T", "S"}
     assert [processes.state(pid) for pid in _named(cluster, "n1", "sleep")] == ["S", "S"]
+    cluster.heal("hub")
+    assert {processes.state(rank) for _ in range(100) if not time.sleep(0.01)} == {"T", "S"}, (
+        "only its own heal ends it"
+    )
     assert "its program has its speed back" in cluster.heal("n2")
     assert {processes.state(rank) for _ in range(100) if not time.sleep(0.01)} == {"S"}
 

@@ -22,7 +22,8 @@ def one(kind: str, node: str = "n2", job: int = 1, at: float = 100.0, healed: fl
 
 def incident(told: str, *nodes: str, job: int = 1, at: float = 105.0) -> dict[str, Any]:
     failure_class, _, blame = told.partition("/")
-    return {"class": failure_class, "blame": blame, "nodes": list(nodes), "job_id": job, "detected_at": at}
+    about = {"class": failure_class, "blame": blame, "detected_by": "exit"}
+    return {**about, "nodes": list(nodes), "job_id": job, "detected_at": at}
 
 
 def test_every_kind_of_the_sandbox_is_injected() -> None:

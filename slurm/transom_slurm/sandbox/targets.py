@@ -30,9 +30,13 @@ def slurmd_pids(spec: ClusterSpec, node: str) -> set[int]:
 
 
 def running(pids: Iterable[int], scripts: Iterable[str]) -> set[int]:
-    """Those processes that run one of the sandbox's scripts."""
-    wanted = set(scripts)
-    return {pid for pid in pids if wanted & {Path(word).name for word in command_line(pid)}}
+    """Those processes that run one of the sandbox's scripts; not those that only wait for them (nsenter)."""
+    wanted, found = set(scripts), set()
+    for pid in pids:
+        words = [Path(word).name for word in command_line(pid)]
+        if words and words[0].startswith("python") and wanted & set(words):
+            found.add(pid)
+    return found
 
 
 def command_line(pid: int) -> list[str]:
