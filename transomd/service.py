@@ -14,11 +14,12 @@ from transomd.tol.watchers import Watcher
 
 
 def notify_systemd(*states: str) -> None:
-    """Send states to ``$NOTIFY_SOCKET``. A socket that is gone is no reason to stop."""
+    """Send states to ``$NOTIFY_SOCKET``. One that is gone, or that nobody reads, is no reason to stop or to wait."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
         sock.connect("\0" + address[1:] if address.startswith("@") else address)
         sock.sendall("\n".join(states).encode())
 

@@ -58,6 +58,12 @@ def test_only_a_cycle_that_came_to_its_end_is_a_sign_of_life(heard: Heard) -> No
     assert heard() == []
 
 
+def test_a_listener_that_does_not_read_holds_nobody_up(heard: Heard) -> None:
+    for _ in range(2000):
+        notify_systemd("WATCHDOG=1")
+    assert 0 < len(heard()) < 2000
+
+
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     notify_systemd("READY=1")
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
