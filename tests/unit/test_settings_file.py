@@ -94,7 +94,7 @@ def test_binary_is_no_settings_file(tmp_path: Path) -> None:
 
 def test_the_documented_file_is_a_settings_file_with_every_field() -> None:
     page = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
-    text = page.partition("```toml\n")[2].partition("```")[0]
+    text = page.partition("## The site file")[2].partition("```toml\n")[2].partition("```")[0]
     written = tomllib.loads(text)
     assert parse_settings(text)
     expected = {name: set(type(part).model_fields) for name, part in Settings()}
