@@ -52,7 +52,8 @@ REPORTS_PER_S, REPORTS_AT_ONCE = 10.0, 60.0
 _OWN_AUTHENTICATION = frozenset({"/v1/launcher", "/v1/hooks"})
 """Paths that are not users': who asks is settled by what answers them."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_UID = "transom-uid"
+# aiohttp from 3.14 on warns of a plain string.
+_UID: Any = web.RequestKey("transom-uid", int) if hasattr(web, "RequestKey") else "transom-uid"
 _STATUS = {
     ExitCode.USAGE: 400,
     ExitCode.REFUSED: 403,

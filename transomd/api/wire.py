@@ -6,11 +6,19 @@ User side (Unix socket, or TCP), all JSON, errors as ``{"error": {"message", "hi
 =======  ==========================  ===========================================================================
 method   path                        body → answer
 =======  ==========================  ===========================================================================
-GET      /v1/daemon                  → {version, started_at, mode, database, paused, slurm: {ok, at, error, version}}
+GET      /v1/daemon                  → {version, started_at, mode, owner, database, paused, tripped, switches: [{name,
+                                     since, who, reason}], withheld: [{job, would}], slurm: {ok, at, error}}
 GET      /v1/jobs                    ?all=1&user=U → {jobs: [job]}
 POST     /v1/jobs                    {spec, run_dir, cwd, token_sha256, dry_run} → {job} or {plan}
 GET      /v1/jobs/ID                 → {job, attempts, launches, incidents, intents, checkpoints}
 POST     /v1/jobs/ID/cancel          {} → {job}
+GET      /v1/incidents/ID            → {job, incident, launches, nodes: [{node, drained, why}], events}
+GET      /v1/history                 ?node=N → {incidents, drains, lemons} (this and the five below: administrators)
+GET      /v1/doctor                  → {findings: [{section, level, text, next}]}
+GET      /metrics                    → Prometheus' text format
+POST     /v1/pause                   {reason} → {paused, ..., under_way: [key]}
+POST     /v1/resume-actions          {} → {were: [switch], ...}
+POST     /v1/nodes/check             {nodes, checks} → {results: [{node, at, reached, error, outcome, checks}]}
 GET      /v1/events                  ?job=ID&node=N&after=K&limit=L&wait=S → {events, last}
 GET      /v1/nodes                   → {nodes: [node], slurm: {ok, at, error}}
 POST     /v1/nodes/drain             {nodes, reason, dry_run} → {results: [{node, done, message, command}]}
