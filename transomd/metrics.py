@@ -11,7 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from transom_slurm.client import SlurmClient
 from transom_slurm.errors import SlurmError, SlurmUnavailable
 from transom_sql.records import Incident, Intent, Launch, Switch
@@ -29,6 +37,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_JOBS = 1000
 """Jobs that have a series of their own at most, newest first."""
 
+# When each series began is one more series for each, and nobody asks.
+disable_created_metrics()
 _FAST = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _SLOW = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 _VERBS = frozenset(name for name, verb in vars(SlurmClient).items() if inspect.iscoroutinefunction(verb))

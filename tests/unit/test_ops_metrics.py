@@ -48,6 +48,7 @@ def test_levels_and_ages() -> None:
     assert found[("transom_log_records_lost",)] == 2
     assert found[("transom_notices", "outcome=done")] == 3
     assert found[("process_open_fds",)] > 0
+    assert not [key for key in found if key[0].endswith("_created")]
 
 
 async def test_calls_of_slurm_are_timed_and_told_apart() -> None:
