@@ -38,7 +38,7 @@ MAX_JOBS = 1000
 """Jobs that have a series of their own at most, newest first."""
 
 # When each series began is one more series for each, and nobody asks.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 _FAST = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _SLOW = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 _VERBS = frozenset(name for name, verb in vars(SlurmClient).items() if inspect.iscoroutinefunction(verb))

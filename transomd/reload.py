@@ -9,6 +9,7 @@ from transomd.settings import Settings
 NEEDS_RESTART: frozenset[str] = frozenset(
     {
         *(f"daemon.{name}" for name in ("mode", "socket", "listen", "advertise", "metrics", "state_dir", "database")),
+        "hooks.key",
         *(f"slurm.{name}" for name in type(Settings().slurm).model_fields),
         *(f"ssh.{name}" for name in type(Settings().ssh).model_fields),
     }
