@@ -62,7 +62,7 @@ ENTRIES: Mapping[str, Entry] = {
     "undrain": Entry("Put nodes that transom drained back into service.", "drain", "Nodes"),
     "hooks": Entry("Install prolog, epilog and health check on nodes.", "hooks", "Nodes"),
     "check": Entry("Probe nodes now.", "check", "Nodes"),
-    "doctor": Entry("Say what is wrong with transom's surroundings, and what to type.", "doctor", "Running transom"),
+    "doctor": Entry("Say what is wrong around transom, and what to type.", "doctor", "Running transom"),
     "pause": Entry("Stop everything that transom does by itself, at once.", "pause", "Running transom"),
     "resume-actions": Entry("Let transom act again.", "pause", "Running transom"),
     "completion": Entry("Print the completion for a shell.", "completion", "Running transom"),
