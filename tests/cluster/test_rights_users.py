@@ -225,8 +225,6 @@ def test_no_option_of_sbatch_gets_a_right_that_the_user_lacks(site: UserSite, al
 
 
 def test_a_job_of_roots_is_possible_and_warned_about(site: UserSite) -> None:
-    work = site.root / "work"
-    work.mkdir(exist_ok=True)
     job = site.submit("--steps 10", nodes=1, spares=0)
     site.wait_state(job, "completed")
     warned = [e for e in site.client.get("/v1/events", job=job)["events"] if e["kind"] == "warning"]
@@ -314,3 +312,95 @@ def test_a_launchers_token_is_good_for_its_own_job_while_that_lasts(site: UserSi
         before["launches"],
         before["incidents"],
     )
+
+
+FORGER = """\
+import os, signal, socket, subprocess, sys, time
+xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
+rank, epoch = os.environ["RANK"], int(os.environ["TRANSOM_EPOCH"])
+for step in range(1, 4 if epoch < 3 else 12):
+    print(f"step {10 * epoch + step}", flush=True)
+    time.sleep(0.3)
+if epoch < 3 and rank == "1":
+    print("srun: error: Node failure on n2", flush=True)
+    print("slurmstepd: error: *** STEP 1.0 ON n2 CANCELLED AT now DUE TO NODE FAILURE ***", flush=True)
+    print(f"[12345.678901] {xid}", flush=True)
+    print(xid, file=sys.stderr, flush=True)
+    subprocess.run(["logger", "-p", "kern.crit", "-t", "kernel", xid], check=False)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+            log.connect("/dev/log")
+            log.send(f"<2>kernel: {xid}".encode())
+    except OSError:
+        pass
+    mount = ["mount", "-t", "tmpfs", "-o", xid.partition(",")[0], "none", "/mnt"]
+    subprocess.run(["unshare", "-Urm", *mount], check=False)
+    if epoch == 2:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    agent = b"transomd.launch.agent" in file.read()
+                if agent:
+                    os.kill(int(pid), signal.SIGKILL)
+            except OSError:
+                pass
+    time.sleep(1)
+    sys.exit(1)
+time.sleep(2 if epoch < 3 else 0)
+"""
+
+
+def test_what_a_user_forges_drains_nothing(site: UserSite, alice: Person) -> None:
+    """A job that fakes a lost node and a broken GPU in its logs, in syslog and the kernel's log, and kills an agent."""
+    (alice.home / "forge.py").write_text(FORGER)
+    text = f"name: forger\ncommand: {sys.executable} {alice.home}/forge.py\nnodes: 2\nspares: 2\ntasks_per_node: 1\n"
+    text += "health: {collective: false}\npolicy: {max_user_restarts: 5, max_restarts: 9, no_progress_limit: 9}\n"
+    done = site.submit_yaml(alice, text)
+    assert done.returncode == 0, done.stderr
+    job = int(json.loads(done.stdout)["job"]["id"])
+    ended = site.wait_state(job, "completed", "failed", within_s=150)
+    detail = site.detail(job)
+    assert len(detail["incidents"]) >= 2, ended["reason"]
+    assert site.drained() == set()
+    intents = [intent["kind"] for intent in detail["intents"]]
+    assert "drain" not in intents, "no drain was even asked for"
+    assert all(node["owner"] != "transom" for node in site.client.get("/v1/nodes")["nodes"])
+
+
+def test_hostile_things_in_a_run_folder(site: UserSite, alice: Person) -> None:
+    """Nothing is followed, waited for or shown raw: links to secrets, pipes, devices, endless lines, escapes."""
+    trap = """\
+import os, sys, time
+from pathlib import Path
+logs = Path(sys.argv[1])
+mine = logs / "e000001"
+os.symlink("/etc/shadow", mine / "rank-00007.log")
+os.mkfifo(mine / "rank-00008.log")
+os.symlink("/dev/zero", mine / "rank-00009.log")
+os.symlink("/", logs / "e000099")
+os.symlink("/proc/self/mem", mine / "rank-00010.log")
+(mine / "rank-00011.log").mkdir()
+with open(mine / "rank-00012.log", "wb") as file:
+    file.write(b"x" * (40 << 20) + b"\\n" + b"\\x1b]0;owned\\x07\\x1b[2J" * 1000)
+for step in range(1, 20):
+    print(f"step {step}\\n\\x1b]0;owned\\x07\\x1b[31mwords\\x1b[2J\\u202e", flush=True)
+    time.sleep(0.2)
+raise SystemExit("\\x1b]2;owned\\x07 the end")
+"""
+    (alice.home / "trap.py").write_text(trap)
+    text = "name: trap\nnodes: 1\ntasks_per_node: 1\nhealth: {collective: false}\npolicy: {max_restarts: 0}\n"
+    text += "command: >-\n"
+    text += f"  {sys.executable} {alice.home}/trap.py $(dirname $(ls -td .transom/trap-*/logs/e* | head -1))\n"
+    done = site.submit_yaml(alice, text)
+    assert done.returncode == 0, done.stderr
+    job = int(json.loads(done.stdout)["job"]["id"])
+    assert site.wait_state(job, "failed", "completed", within_s=90)["state"] == "failed"
+    told = site.detail(job)
+    assert told["job"]["step"] == 19, "the honest log was read to its end"
+    shown = [site.cli(*words) for words in (["status", str(job)], ["status"], ["events", "--job", str(job)])]
+    logs = alice.transom("--socket", site.socket, "logs", str(job), "-n", "5")
+    assert logs.returncode == 0, logs.stderr
+    assert "root:" not in logs.stdout
+    assert "step 19" in logs.stdout
+    for text in (*shown, json.dumps(told, ensure_ascii=False)):
+        assert not [c for c in text if not c.isprintable() and c not in "\n"], text

@@ -22,6 +22,7 @@ class UserSite(Site):
     def __init__(self, sandbox: Sandbox, root: Path) -> None:
         super().__init__(sandbox, root)
         self.socket = str(root / "d.sock")
+        (root / "work").mkdir()
         self.ids = root / "ids"
         self.ids.touch()
         self.ids.chmod(0o666)
@@ -52,7 +53,9 @@ class UserSite(Site):
         self, person: Person, options: str = "", *, nodes: int = 2, spares: int = 1, more: str = "", **env: str
     ) -> int:
         """Submit the ring program as somebody, from that user's home; return the job's id."""
-        text = JOB.format(python=sys.executable, ring=RING, options=options, nodes=nodes, spares=spares, tasks=1)
+        text = JOB.format(
+            python=sys.executable, ring=RING, options=options, nodes=nodes, spares=spares, tasks=1, folder="checkpoints"
+        )
         done = self.submit_yaml(person, text + more, **env)
         assert done.returncode == 0, done.stderr
         return int(json.loads(done.stdout)["job"]["id"])
