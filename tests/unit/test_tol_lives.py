@@ -487,6 +487,22 @@ async def test_a_job_that_slurm_forgot_is_tried_anew_only_after_a_while() -> Non
     await world.close()
 
 
+async def test_a_job_that_was_done_and_forgotten_is_not_run_again() -> None:
+    """Nobody heard the launcher's last word, and Slurm has forgotten the job: the run folder still knows."""
+    world = SimWorld(accounting=False)
+    await world.start_daemon()
+    await world.submit()
+    await world.until(lambda: world.job().data.get("step", 0) > 3)
+    await world.stop_daemon()
+    await world.run(600)
+    assert world.slurm.all_jobs() == {}
+    await world.start_daemon()
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert len(world.launched) == 1
+    world.check()
+    await world.close()
+
+
 async def test_accounting_tells_how_a_forgotten_job_ended() -> None:
     world = SimWorld()
     await world.start_daemon()

@@ -34,7 +34,8 @@ class SimLauncher:
         self.world, self.job_id, self.attempt, self.slurm_id = world, job_id, attempt, slurm_id
         self.generation, self.host = generation, host
         self.nodes = list(world.slurm.all_jobs()[slurm_id].nodes)
-        self.phase = LauncherPhase.GATE
+        self.phase = LauncherPhase.DONE if world.runs[job_id].ended else LauncherPhase.GATE
+        self.past_failures: list[FailureReport] = []
         self.launches: list[LaunchReport] = []
         self.failure: FailureReport | None = None
         self.message = ""
@@ -102,7 +103,7 @@ class SimLauncher:
 
     def _take_over(self) -> None:
         self._taken_over = True
-        if self.run.epochs:
+        if self.run.epochs and self.phase is LauncherPhase.GATE:
             epoch = max(self.run.epochs)
             unfenced = self._kill(epoch, self.nodes)
             self.phase, self.message = LauncherPhase.FAILED, "its launcher was lost"
@@ -143,6 +144,7 @@ class SimLauncher:
             lost=self._lost(self.nodes),
             launches=list(self.launches),
             failure=self.failure if self.phase is LauncherPhase.FAILED else None,
+            past_failures=list(self.past_failures),
             checkpoint_step=self.run.saved or None,
             message=self.message,
         )
@@ -214,6 +216,7 @@ class SimLauncher:
         self._order = order
         nodes = [n for n in self.nodes if n in order.nodes]
         self.launches.append(LaunchReport(epoch=epoch, nodes=nodes, started_at=self.world.now))
+        self.past_failures += [self.failure] if self.failure is not None else []
         self.failure, self.message, self.phase, self._changed = None, "", LauncherPhase.RUNNING, True
         self._step_at = self.world.now
         self.world.program_starts(self.job_id, epoch, nodes)

@@ -425,7 +425,8 @@ class SimWorld:
         return found
 
     def state(self, job: int = 1) -> JobState:
-        return JobState(self.job(job).state)
+        known = self.operator.view(job) if self.operator is not None else None
+        return known.state if known is not None else JobState(self.job(job).state)
 
     def incidents(self, job: int = 1) -> list[Incident]:
         return list(self.store.incidents(job))

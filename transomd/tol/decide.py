@@ -10,13 +10,12 @@ from dataclasses import replace
 
 from transom_slurm.nodesets import fold
 from transom_slurm.types import SlurmJob
-from transom_sql.records import Launch
 
 from transomd.settings import Settings
 from transomd.tol import endings, facts, gate, recover
 from transomd.tol.attempts import first_attempt, submit_intent
 from transomd.tol.transitions import check_move
-from transomd.tol.view import Absence, Decision, JobView, Want, World, stay
+from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay
 from transomd.words import IntentState, JobState, LauncherPhase
 
 FATAL_WHILE_RUNNING = frozenset({"gpu-count", "xid"})
@@ -31,29 +30,15 @@ def decide(view: JobView, world: World, settings: Settings, now: float) -> Decis
         return _never_submitted(view, now) if view.job.cancel_requested_by else _first_attempt(view, now)
     changes, launches = facts.absorb(view)
     seen = facts.noted_absence(view, world, now)
-    absorbed = replace(
-        view,
-        job=replace(view.job, **changes),
-        launches=_merged(view, launches),
-        attempts=view.attempts if seen is None else (*view.attempts[:-1], seen),
-    )
+    absorbed = merged(view, replace(view.job, **changes), () if seen is None else (seen,), launches)
     decision = _decide(absorbed, world, settings, now)
     check_move(view.state, decision.state)
     return replace(
         decision,
         job={**changes, **decision.job},
-        launches=_merged_launches(launches, decision.launches),
+        launches=tuple({launch.epoch: launch for launch in (*launches, *decision.launches)}.values()),
         attempts=decision.attempts or (() if seen is None else (seen,)),
     )
-
-
-def _merged(view: JobView, changed: tuple[Launch, ...]) -> tuple[Launch, ...]:
-    by_epoch = {launch.epoch: launch for launch in (*view.launches, *changed)}
-    return tuple(by_epoch[epoch] for epoch in sorted(by_epoch))
-
-
-def _merged_launches(first: tuple[Launch, ...], later: tuple[Launch, ...]) -> tuple[Launch, ...]:
-    return tuple({launch.epoch: launch for launch in (*first, *later)}.values())
 
 
 def _decide(view: JobView, world: World, settings: Settings, now: float) -> Decision:
@@ -91,7 +76,7 @@ def _cancel(view: JobView, world: World, now: float) -> Decision:
         if submitted is not None and submitted.state == IntentState.PENDING:
             return stay(view, f"cancelled by {who}; first settling whether Slurm took the job")
         if submitted is not None and submitted.state == IntentState.DONE:
-            return gate.submission(view, now)
+            return replace(gate.submission(view, now), state=view.state)
         return endings.cancelled(view, now, f"cancelled by {who}")
     job = facts.slurm_job(view, world, now)
     if job is Absence.ABSENT or (isinstance(job, SlurmJob) and facts.ended(job)):

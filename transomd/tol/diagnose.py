@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from transom_slurm.types import JobBase, SlurmJob
-from transom_sql.records import Incident, Launch
+from transom_sql.records import Incident
 
 from transomd.settings import Settings
 from transomd.tee import detect
@@ -16,7 +16,7 @@ from transomd.tee.wire import read_verdict
 from transomd.tol import endings, facts
 from transomd.tol.policy import Plan, make_plan
 from transomd.tol.submission import WARN_BEFORE_LIMIT_S
-from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
+from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay, with_data
 from transomd.words import Action, Blame, FailureClass, JobState, LauncherPhase, Role
 
 LIMIT_SLACK_S = 90.0
@@ -158,7 +158,7 @@ def _conclude(
 ) -> Decision:
     earlier = [i for i in view.incidents if i.id != incident.id]
     closed = facts.closed_launches(view, incident.epoch, incident.detected_at, verdict.summary)
-    plan = make_plan(verdict, earlier, _merged(view, closed), view.spec.policy)
+    plan = make_plan(verdict, earlier, merged(view, view.job, (), closed).launches, view.spec.policy)
     told = _told(view, incident, verdict, plan, world, now)
     said = facts.event(view, now, "verdict", f"{verdict.failure_class}, blame {verdict.blame}: {verdict.summary}")
     if plan.action is Action.NONE:
@@ -170,11 +170,6 @@ def _conclude(
         return replace(stop(view, told, plan.why, now), launches=closed)
     attempt = replace(view.attempt, barred=tuple(sorted({*view.attempt.barred, *plan.bar})))
     return stay(view, verdict.summary, incident=told, attempts=(attempt,), launches=closed, events=(said,))
-
-
-def _merged(view: JobView, closed: tuple[Launch, ...]) -> list[Launch]:
-    changed = {launch.epoch: launch for launch in closed}
-    return [changed.get(launch.epoch, launch) for launch in view.launches]
 
 
 def _told(view: JobView, incident: Incident, verdict: Verdict, plan: Plan, world: World, now: float) -> Incident:

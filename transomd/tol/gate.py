@@ -14,6 +14,7 @@ from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tee import detect
 from transomd.tol import endings, facts
+from transomd.tol.attempts import submit_intent
 from transomd.tol.prologs import culprits, held_for_launch
 from transomd.tol.view import Decision, JobView, Want, World, stay, with_data
 from transomd.words import Action, Blame, Confidence, FailureClass, IntentState, JobState, LauncherPhase, Outcome
@@ -66,8 +67,10 @@ def _done(view: JobView) -> bool:
 def submission(view: JobView, now: float) -> Decision:
     """Decide for an attempt that has no Slurm job yet."""
     intent = view.intent(facts.submit_key(view.attempt))
-    if intent is None or intent.state == IntentState.PENDING:
-        why = str(intent.outcome.get("error", "")) if intent else ""
+    if intent is None:
+        return stay(view, "submitting to Slurm", intents=(submit_intent(view.attempt, now),))
+    if intent.state == IntentState.PENDING:
+        why = str(intent.outcome.get("error", ""))
         return stay(view, f"submitting to Slurm{': ' + why if why else ''}")
     if intent.state != IntentState.DONE:
         why = f"Slurm refused the job: {intent.outcome.get('error', 'no reason recorded')}"

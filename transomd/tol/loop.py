@@ -31,7 +31,7 @@ from transomd.tol.intake import sound
 from transomd.tol.observe import Observer
 from transomd.tol.plausible import known_nodes, plausible
 from transomd.tol.switches import PAUSE, goes_on_while_paused, held_directive, pause_sentence, withheld
-from transomd.tol.view import Decision, JobView, SlurmView, World
+from transomd.tol.view import Decision, JobView, SlurmView, World, merged
 from transomd.tol.watchers import Watcher
 from transomd.words import IntentState, JobState
 
@@ -279,13 +279,18 @@ class Operator:
             events=decision.events,
         )
         try:
-            await self.db(self._store.commit, change)
+            stored = await self.db(self._store.commit, change)
         except Conflict:
             log.info("job %d changed meanwhile; deciding again", view.job.id)
-        else:
-            self._watcher.recorded(view, decision, now)
+            await self._load(view.job.id)
+            return
+        self._watcher.recorded(view, decision, now)
         self._quick_s = QUICK_S if moved else self._quick_s
-        await self._load(view.job.id)
+        if stored is None or decision.incident or decision.intents or decision.state.final:
+            await self._load(view.job.id)
+        else:
+            # Most records are a step further of a program that runs: nothing in them has to be read back.
+            self._views[view.job.id] = merged(view, stored, decision.attempts, decision.launches)
         if decision.intents:
             self._acts.due(min(intent.not_before for intent in decision.intents))
             self._wake.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -152,6 +152,18 @@ class Decision:
             or self.intents
             or self.events
         )
+
+
+def merged(view: JobView, job: Job, attempts: Iterable[Attempt], launches: Iterable[Launch]) -> JobView:
+    """Return the view with records put in, or in the place of those with the same number."""
+    by_number = {attempt.number: attempt for attempt in (*view.attempts, *attempts)}
+    by_epoch = {launch.epoch: launch for launch in (*view.launches, *launches)}
+    return replace(
+        view,
+        job=job,
+        attempts=tuple(by_number[number] for number in sorted(by_number)),
+        launches=tuple(by_epoch[epoch] for epoch in sorted(by_epoch)),
+    )
 
 
 def stay(view: JobView, reason: str = "", **more: Any) -> Decision:
