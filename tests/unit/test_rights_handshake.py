@@ -47,7 +47,7 @@ async def test_both_sides_know_each_other() -> None:
             seen.extend(data)
             write(data)
 
-        writer.write = listen  # type: ignore[method-assign]
+        writer.write = listen  # type: ignore[method-assign, assignment]
         await greet(reader, writer, TOKEN, "n2", 7)
 
     node, said = await talk(lambda r, w: receive(r, w, TOKEN), agent)
@@ -73,7 +73,7 @@ async def test_what_was_heard_once_is_of_no_use_again() -> None:
             heard.append(data)
             write(data)
 
-        writer.write = listen  # type: ignore[method-assign]
+        writer.write = listen  # type: ignore[method-assign, assignment]
         await greet(reader, writer, TOKEN, "n2", 7)
 
     await talk(lambda r, w: receive(r, w, TOKEN), overheard)

@@ -25,6 +25,7 @@ from transomd.api.hooks import HookRoutes
 from transomd.api.incidents import incident_detail
 from transomd.api.limits import Buckets
 from transomd.api.ops import OpsRoutes
+from transomd.api.submissions import check_limits, check_owner, check_partition, check_room, new_job
 from transomd.api.views import event_json, job_detail_json, job_json, job_line, node_json
 from transomd.api.wire import LauncherReport
 from transomd.errors import NotFoundError, RefusedError, SpecError, TransomError, UnreachableError, UsageError
@@ -44,14 +45,12 @@ MAX_BODY = 8 * 1024 * 1024
 MAX_WAIT_S = 55.0
 MAX_EVENTS = 10_000
 MAX_ID = 1 << 53
-MAX_PATH = 4096
 BODY_S = 20.0
 """How long a launcher may take to send a report."""
 REPORTS_PER_S, REPORTS_AT_ONCE = 10.0, 60.0
 """What the launcher of one job may report: a few a second while something happens."""
 _OWN_AUTHENTICATION = frozenset({"/v1/launcher", "/v1/hooks"})
 """Paths that are not users': who asks is settled by what answers them."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 # aiohttp from 3.14 on warns of a plain string.
 _UID: Any = web.RequestKey("transom-uid", int) if hasattr(web, "RequestKey") else "transom-uid"
 _STATUS = {
@@ -241,65 +240,18 @@ class Api:
         uid = self._user(request)
         body = checked.parse(await request.read())
         spec = JobSpec.from_stored(checked.mapping(body.get("spec"), "spec"))
-        self._limits(spec)
-        self._has_room(uid)
-        await self._partition_exists(spec)
+        check_owner(uid, self._settings.personal)
+        check_limits(spec, self._settings.policy)
+        check_partition(spec, self._operator.world().slurm.nodes)
         dry_run = bool(body.get("dry_run"))
-        secret = secrets.token_hex(32) if dry_run else body.get("token_sha256")
-        job = self._new_job(spec, uid, body.get("run_dir"), body.get("cwd"), secret)
+        digest = secrets.token_hex(32) if dry_run else body.get("token_sha256")
+        job = new_job(spec, uid, body, digest, self._clock())
+        most = None if self._admin(uid) else self._settings.policy.max_jobs
+        check_room(job, [view.job for view in self._operator.views().values()], most)
         if dry_run:
             return web.json_response({"plan": self._plan(job, spec)})
-        if any(view.job.run_dir == job.run_dir for view in self._operator.views().values()):
-            raise RefusedError(f"the run folder {job.run_dir} is another job's", hint="transom status")
         stored = await self._operator.submit(job)
         return web.json_response({"job": job_json(await self._view(stored.id))}, status=201)
-
-    def _limits(self, spec: JobSpec) -> None:
-        policy = self._settings.policy
-        pairs = (
-            ("max_restarts", spec.policy.max_restarts, policy.max_restarts),
-            ("max_user_restarts", spec.policy.max_user_restarts, policy.max_user_restarts),
-            ("max_attempts", spec.policy.max_attempts, policy.max_attempts),
-            ("no_progress_limit", spec.policy.no_progress_limit, policy.no_progress_limit),
-        )
-        faults = tuple(
-            f"policy.{n}: {asked} is above the site's ceiling of {top}" for n, asked, top in pairs if asked > top
-        )
-        if faults:
-            raise SpecError("the job asks for more than the site allows", faults, hint="lower it and submit again")
-
-    def _has_room(self, uid: int) -> None:
-        most = self._settings.policy.max_jobs
-        if not self._admin(uid) and sum(view.job.uid == uid for view in self._operator.views().values()) >= most:
-            raise RefusedError(f"you have {most} jobs already (policy.max_jobs)", hint="transom status")
-
-    async def _partition_exists(self, spec: JobSpec) -> None:
-        nodes = self._operator.world().slurm.nodes
-        if nodes is None or not spec.partition:
-            return
-        known = sorted({p for node in nodes.values() for p in node.partitions})
-        unknown = [p for p in spec.partition.split(",") if p not in known]
-        if unknown:
-            fault = f"partition: Slurm has no {', '.join(unknown)}; it has {', '.join(known)}"
-            raise SpecError("the job cannot be submitted", (fault,), hint="sinfo -o %P")
-
-    def _new_job(self, spec: JobSpec, uid: int, run_dir: object, cwd: object, token_sha256: object) -> Job:
-        if not isinstance(token_sha256, str) or not _SHA256.fullmatch(token_sha256):
-            raise UsageError("submit: token_sha256 must be the SHA-256 of the job's token, in lower-case hexadecimal")
-        now = self._clock()
-        return Job(
-            name=spec.name,
-            user=user_name(uid),
-            uid=uid,
-            spec=spec.model_dump(mode="json"),
-            run_dir=_path("run_dir", run_dir),
-            cwd=_path("cwd", cwd),
-            token_sha256=token_sha256,
-            state=JobState.SUBMITTED.value,
-            reason="recorded",
-            created_at=now,
-            changed_at=now,
-        )
 
     def _plan(self, job: Job, spec: JobSpec) -> dict[str, Any]:
         request = self._hands.plan(job, spec)
@@ -403,13 +355,6 @@ def _number(query: Mapping[str, str], key: str, limit: int, default: int = 0) ->
     if text and not re.fullmatch(r"-?[0-9]{1,20}", text):
         raise UsageError(f"{key}: expected a whole number")
     return max(0, min(int(text or default), limit - 1))
-
-
-def _path(key: str, value: object) -> str:
-    """An absolute path on one line. Raises UsageError."""
-    if not isinstance(value, str) or not value.startswith("/") or len(value) > MAX_PATH or not value.isprintable():
-        raise UsageError(f"submit: {key} must be an absolute path of at most {MAX_PATH} printable characters")
-    return value
 
 
 def _shown_url(url: str) -> str:
