@@ -133,6 +133,20 @@ async def test_most_nodes_at_once_are_the_networks_fault_and_nobody_is_drained()
     await world.close()
 
 
+async def test_three_nodes_of_many_are_left_out_and_not_drained() -> None:
+    """They share a switch, a rack or a power line; who knows which node of them is at fault?"""
+    world = SimWorld(16, settings=quick_settings(drain={"per_incident": 9, "per_hour": 9, "max_fraction": 1.0}))
+    await world.start_daemon()
+    await world.submit({"nodes": 8, "spares": 3})
+    world.at_step(8, lambda _: [world.power_loss(n) for n in ("n2", "n3", "n4")])
+    assert await world.end() is JobState.COMPLETED, world.story()
+    await world.run(60)
+    assert world.launched[-1][2] == ("n1", "n5", "n6", "n7", "n8", "n9", "n10", "n11")
+    assert world.drained() == []
+    world.check()
+    await world.close()
+
+
 async def test_too_few_nodes_are_left_so_a_new_attempt_goes_without_the_lost_one(world: SimWorld) -> None:
     await world.submit({"spares": 0})
     world.at_step(8, lambda _: world.power_loss("n2"))

@@ -26,8 +26,6 @@ from transomd.words import (
     LauncherPhase,
 )
 
-MANY = 3
-"""So many nodes lost at once share something, and none of them is drained for it."""
 LEAVE_S = 10.0
 """How long a launcher that is no batch script gets to leave before its allocation is ended by scancel."""
 
@@ -169,7 +167,7 @@ def _told_by_launcher(view: JobView, incident: Incident, now: float) -> Incident
         evidence=tuple(e.to_json() for e in facts.readable(failure.evidence)) if failure else (),
         diagnosed_at=now,
         fenced_at=failure.fenced_at if failure else None,
-        data={**incident.data, "await_drain": {n: [] for n in lost} if len(lost) < MANY else {}},
+        data={**incident.data, "await_drain": facts.await_drain(lost, {})},
     )
 
 

@@ -17,6 +17,8 @@ from transomd.tee.types import Evidence
 from transomd.tol.view import Absence, JobView, World, with_data
 from transomd.words import IntentState
 
+MANY = 3
+"""So many nodes lost in one failure share something, and none of them is drained for it."""
 ABSENT_GRACE_S = 60.0
 """How long Slurm must keep saying that it does not know a job before that is believed (a controller that restarts)."""
 UNSURE_GRACE_S = 900.0
@@ -219,7 +221,13 @@ def host_of(view: JobView) -> str:
 
 def await_drain(nodes: Iterable[str], health: Mapping[str, NodeReport]) -> dict[str, list[str]]:
     """Return, for each blamed node, the checks that found it unfit; empty where only its silence speaks."""
-    return {n: sorted(r.check for r in health[n].unfit) if n in health else [] for n in nodes}
+    return without_many_silent({n: sorted(r.check for r in health[n].unfit) if n in health else [] for n in nodes})
+
+
+def without_many_silent(waits: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return what :func:`await_drain` does, without those that only went silent where there are many of them."""
+    silent = [node for node, checks in waits.items() if not checks]
+    return {node: checks for node, checks in waits.items() if checks or len(silent) < MANY}
 
 
 def readable(items: Iterable[Mapping[str, Any]]) -> Iterator[Evidence]:

@@ -178,8 +178,8 @@ def _left_out_late(view: JobView, incident: Incident, world: World, now: float) 
     if not words:
         return None
     late = sorted(words)
-    waits = {n: checks for n, checks in facts.await_drain(late, found).items() if checks or len(lost) < endings.MANY}
-    awaiting = {**incident.data.get("await_drain", {}), **waits}
+    awaiting = {**incident.data.get("await_drain", {}), **facts.await_drain(late, found)}
+    awaiting = facts.without_many_silent(awaiting)
     more = tuple(sorted({*incident.nodes, *late}))
     return stay(
         view,
