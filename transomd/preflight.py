@@ -196,7 +196,7 @@ async def rights(commands: CommandClient) -> list[Finding]:
     return [*found, _told("rights", Level.UNKNOWN, f"Slurm accepted a change of {NO_NODE}: is there such a node?")]
 
 
-_GRANT = "sacctmgr modify user {user} set adminlevel=Operator; or run transomd as root or as SlurmUser"
+_GRANT = "sacctmgr modify user {user} set adminlevel=Administrator; or run transomd as root or as SlurmUser"
 
 
 async def ssh_works(pool: SshPool, nodes: Iterable[SlurmNode], settings: Settings) -> Finding:
