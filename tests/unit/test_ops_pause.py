@@ -159,20 +159,23 @@ async def lose(world: SimWorld, *nodes: str) -> None:
 
 
 async def test_a_budget_that_trips_stays_tripped_and_everything_else_goes_on(site: Callable[..., SimWorld]) -> None:
-    world = site(drain={"per_hour": 1, "max_fraction": 1.0})
+    world = site(drain={"per_hour": 99, "max_fraction": 0.125})
     world.steps = 20_000
     await world.start_daemon()
     await world.submit({"spares": 4})
     await world.until(lambda: world.state() is JobState.RUNNING, "it runs")
     await lose(world, "n1", "n2")
     assert world.drained() == ["n1"]
-    why = "1 nodes were drained within the hour (drain.per_hour = 1)"
-    assert [event.message for event in world.events("budget-tripped")] == [f"drain-budget:per_hour is tripped: {why}"]
-    await world.run(3700)  # an hour later the count alone would let a drain through
+    why = "1 nodes are drained by transom (drain.max_fraction = 0.125 of 8 nodes)"
+    assert [event.message for event in world.events("budget-tripped")] == [
+        f"drain-budget:max_fraction is tripped: {why}"
+    ]
+    await world.slurm.resume("n1")  # by the count alone the next drain would be let through
     world.power_loss("n3")
     await world.until(lambda: "n3" in {event.node for event in world.events("drain-refused")}, "n3 is refused", 300)
     assert world.drained() == ["n1"]
-    assert "drain.per_hour is tripped" in world.events("drain-refused")[-1].message
+    assert not (await world.slurm.nodes())["n1"].status.drain
+    assert "drain.max_fraction is tripped" in world.events("drain-refused")[-1].message
     assert "transom resume-actions resets it" in world.events("drain-refused")[-1].message
     assert len(world.events("budget-tripped")) == 1
     await world.until(lambda: len(world.launched) == 4, "the job goes on all the same", 300)
