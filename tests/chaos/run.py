@@ -131,7 +131,7 @@ class Chaos:
         if now >= self.next_at[JOBS] and not hub_hurt:
             kinds = [kind for kind in KINDS if kind.target == "hub"]
             self._inject(self.random.choices(kinds, [kind.weight for kind in kinds])[0], 0)
-            self.next_at[JOBS] = time.time() + self.random.uniform(8.0, 25.0)
+            self.next_at[JOBS] = time.time() + self.random.uniform(20.0, 45.0)
 
     def _ready(self, job: int) -> bool:
         """Whether the job runs and has recovered from the last fault, or is to be hit again before it has."""

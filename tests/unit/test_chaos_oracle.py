@@ -22,7 +22,7 @@ def one(kind: str, node: str = "n2", job: int = 1, at: float = 100.0, healed: fl
 
 def incident(told: str, *nodes: str, job: int = 1, at: float = 105.0) -> dict[str, Any]:
     failure_class, _, blame = told.partition("/")
-    about = {"class": failure_class, "blame": blame, "detected_by": "exit"}
+    about = {"class": failure_class, "blame": blame, "detected_by": "exit", "summary": ""}
     return {**about, "nodes": list(nodes), "job_id": job, "detected_at": at}
 
 

@@ -95,3 +95,27 @@ def test_a_program_that_has_ended_is_claimed_once(run_dir: RunDir) -> None:
     assert not run_dir.claimed(COMPLETED)
     run_dir.claim(COMPLETED, {"epoch": 1})
     assert run_dir.claimed(COMPLETED)
+
+
+class Ended:
+    """An srun that came to its end, or (with None) one that runs."""
+
+    def __init__(self, returncode: int | None) -> None:
+        self.returncode = returncode
+
+
+@pytest.mark.parametrize(("code", "again"), [(1, True), (None, False)])
+async def test_agents_are_started_again_when_slurm_did_not(
+    run_dir: RunDir, monkeypatch: Any, code: int | None, again: bool
+) -> None:
+    made, started = launcher(run_dir), []
+    made._agents = Ended(code)  # type: ignore[assignment]
+    made._agents_at = time.monotonic() - 60
+
+    async def start(nodes: list[str]) -> None:
+        started.append(nodes)
+
+    monkeypatch.setattr(made, "_start_agents", start)
+    made.hub._heard = {"n1": time.monotonic()}
+    await made._agents_again()
+    assert started == ([["n2"]] if again else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,15 @@ import pytest
 from transom_slurm.types import JobBase, JobStatus, SlurmJob, SubmitRequest
 from transom_sql.records import Attempt, Incident, Intent, Job, Launch
 
+from transomd.api.wire import LauncherReport
 from transomd.settings import Settings
 from transomd.spec import JobSpec, PolicySpec
 from transomd.tee.types import Verdict
-from transomd.tol import recover
+from transomd.tol import gate, recover
 from transomd.tol.act import SETTLE_S, Actor
 from transomd.tol.hearing import Hearing
 from transomd.tol.policy import WAIT_S, make_plan
-from transomd.tol.view import JobView
+from transomd.tol.view import JobView, with_data
 from transomd.words import Action, Blame, Confidence, FailureClass, IntentState
 
 
@@ -97,6 +99,27 @@ def test_no_launcher_is_silent_while_the_database_lets_nothing_in() -> None:
     assert hearing.after_a_wait(views, 0.5) is views
     assert hearing.after_a_wait(views, 20.0)[1].report_at == 120.0
     assert hearing.after_a_wait(views, 99.0)[1].report_at == 130.0, "never later than now"
+
+
+@pytest.mark.parametrize(("answering", "barred"), [((), ()), (("n1",), ("n2", "n3"))])
+def test_nodes_are_left_out_only_when_other_agents_came(answering: Sequence[str], barred: Sequence[str]) -> None:
+    """Where not one agent has called, Slurm did not start them: three nodes do not fall silent at once."""
+    attempt = Attempt(
+        job_id=1, number=1, tag="t-1", created_at=0.0, slurm_job_id=7, generation=1, nodes=("n1", "n2", "n3")
+    )
+    report = LauncherReport(
+        job_id=1,
+        attempt=1,
+        slurm_job_id=7,
+        generation=1,
+        host="n1",
+        phase="gate",
+        at=0.0,
+        nodes=list(answering),
+    )
+    told = replace(view(), attempts=(with_data(attempt, checking_since=0.0),), report=report)
+    decision = gate._too_few(told, [], set(), Settings(), 10_000.0)
+    assert decision.attempts[0].barred == tuple(barred)
 
 
 class Slow:

@@ -44,6 +44,8 @@ FENCE_S = 10.0
 PROBE_S = 12.0
 AGENTS_S = 30.0
 """How long agents may take to call before the launcher goes on without those that have not."""
+AGENTS_AGAIN_S = 5.0
+"""How soon agents are started again after an srun for them that came to nothing."""
 TAKEOVER_S = 4.0
 """How long a new launcher waits for the agents that outlived the old one before it starts new ones."""
 LAST_WORD_S = 60.0
@@ -125,6 +127,7 @@ class Launcher:
         self._newest_epoch = 0
         self._store = Aside(LOOK_S)
         self._aside = False
+        self._agents_at = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +213,7 @@ class Launcher:
         log.info("agents answer on %s", fold(self._alive()))
 
     async def _start_agents(self, nodes: list[str]) -> None:
-        count = len(nodes)
+        count, self._agents_at = len(nodes), time.monotonic()
         argv = ["srun", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", f"--nodes={count}"]
         argv += [f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--job-name=agents"]
         argv += ["--mem=0", sys.executable, "-m", "transomd.launch.agent"]
@@ -230,6 +233,14 @@ class Launcher:
             )
         finally:
             os.close(log_file)
+
+    async def _agents_again(self) -> None:
+        """Start agents anew when the srun that started them has ended: Slurm may not have answered it."""
+        missing = sorted(set(self.options.nodes) - set(self._alive()) - self._barred)
+        ended = self._agents is not None and self._agents.returncode is not None
+        if ended and missing and time.monotonic() - self._agents_at > AGENTS_AGAIN_S:
+            log.info("no agents on %s; starting them again", fold(missing))
+            await self._start_agents(missing)
 
     async def _wait_for_agents(self, nodes: tuple[str, ...], within_s: float) -> None:
         end = time.monotonic() + within_s
@@ -266,6 +277,8 @@ class Launcher:
             return await self._stopped(f"signal {self._stop_by_signal}", 128 + signal.SIGTERM)
         if self.phase is LauncherPhase.RUNNING:
             await self._watch_program()
+        elif self.phase in (LauncherPhase.GATE, LauncherPhase.FAILED):
+            await self._agents_again()
         directive = await self._report_if_due()
         if directive is not None:
             return await self._obey(directive)
@@ -358,13 +371,16 @@ class Launcher:
         return int(ExitCode.GATE_REFUSED)
 
     async def _step_aside(self) -> None:
-        """Do nothing until Slurm ends us: another launcher has taken over, and what it uses may hang on this process.
-
-        When a batch script ends Slurm ends the job, and when our srun ends so do the agents that it started.
-        """
+        """Do nothing until Slurm ends us: another launcher has taken over, and a job ends with its batch script."""
         log.info("stepping aside for launcher %d", self.options.run_dir.newest_generation(self.options.attempt))
         self._aside = True
         await self.hub.close()
+        if self._program is not None:
+            self._program.abandon()
+            self._program = None
+        if self._agents is not None and self._agents.returncode is None:
+            # They outlive an srun that is killed, as after a power loss; one that is told to end takes them along.
+            os.killpg(self._agents.pid, signal.SIGKILL)
         while not self._stop_by_signal:
             await asyncio.sleep(TICK_S)
 

@@ -181,6 +181,11 @@ class Program:
             self._signal(signal.SIGKILL)
             await self._ended(2.0)
 
+    def abandon(self) -> None:
+        """Kill srun alone: its tasks are somebody else's to end."""
+        if self._process is not None and self.rc is None:
+            self._signal(signal.SIGKILL)
+
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         try:

@@ -220,12 +220,13 @@ def _too_few(view: JobView, usable: list[str], out: set[str], settings: Settings
     waiting_for = [n for n in view.attempt.nodes if n not in facts.alive(view) and n not in out]
     if waiting_for and now < patience:
         return stay(view, f"waiting for the agents on {fold(waiting_for)}", wake_at=patience)
-    bar = tuple(sorted({*out, *waiting_for}))
+    # Where no agent has ever called, it was not the nodes: Slurm did not start them.
+    bar = tuple(sorted({*out, *(waiting_for if facts.alive(view) else ())}))
     return endings.open_incident(
         view,
         now,
         detected_by="gate",
-        reason=f"only {len(usable)} of {view.spec.nodes} nodes are fit; {fold(bar)} left out",
+        reason=f"only {len(usable)} of {view.spec.nodes} nodes are fit{f'; {fold(bar)} left out' if bar else ''}",
         attempt=replace(view.attempt, barred=bar),
         plan={"action": Action.EXCLUDE.value, "new_attempt": True},
     )

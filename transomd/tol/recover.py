@@ -126,7 +126,7 @@ def _restart(
         late = f"the launcher did not start epoch {view.job.epoch} in time"
         return stay(view, wake_at=deadline) if now < deadline else _give_up(view, incident, late, now)
     if report.phase in (LauncherPhase.GATE, LauncherPhase.FAILED):
-        return _in_place(view, incident, world, now)
+        return _in_place(view, incident, world, settings, now)
     if report.phase == LauncherPhase.RUNNING:
         return _give_up(view, incident, f"the launcher did not end epoch {incident.epoch} in time", now)
     return stay(view, "waiting for Slurm to end the job", wants=(Want(kind="slurm", since=now),))
@@ -153,7 +153,10 @@ def _give_up(view: JobView, incident: Incident, why: str, now: float) -> Decisio
 # --- in place ---------------------------------------------------------------------------------------------------------
 
 
-def _in_place(view: JobView, incident: Incident, world: World, now: float) -> Decision:
+def _in_place(view: JobView, incident: Incident, world: World, settings: Settings, now: float) -> Decision:
+    if facts.host_of(view) in world.slurm.down(view.attempt.nodes):
+        # Its node may live, cut off from Slurm alone: srun hangs there, and slurmd will end it when it comes back.
+        return _new_launcher(view, incident, world, settings, now)
     late = _left_out_late(view, incident, world, now)
     if late is not None:
         return late
