@@ -162,7 +162,8 @@ def shadow(users: Iterable[str]) -> str:
 def sshd_config(spec: ClusterSpec, node: NodeSpec) -> str:
     """The configuration of one node's sshd: keys only."""
     at, own = spec.layout, spec.layout.node(node.name)
-    setenv = f"SLURM_CONF={at.conf}"
+    # A home of its own: bash reads its start-up file in every login, and nobody knows what the host's makes it run.
+    setenv = f"SLURM_CONF={at.conf} HOME={own.root}/home"
     if not spec.namespaces:
         setenv += (
             f" SLURMD_NODENAME={node.name} PATH={own.bin}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
