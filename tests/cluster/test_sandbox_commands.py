@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +16,12 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
-def place(make_sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:  # type: ignore[no-untyped-def]
+def place(make_sandbox) -> Iterator[Path]:  # type: ignore[no-untyped-def]
     """A directory with a sandbox of three nodes, started by the command; ``make_sandbox`` is here to skip or fail."""
-    directory = tmp_path_factory.mktemp("cli") / "s"
+    # Not below pytest's own folder, which other users cannot enter, however deep it lies there.
+    base = Path(tempfile.mkdtemp(prefix="tsb-cli-"))
+    base.chmod(0o755)
+    directory = base / "s"
     done = _transom("up", "--nodes", "3", "--gpus", "4", directory=directory)
     assert done.returncode == 0, done.stderr
     assert "3 nodes n1-n3 (a namespace each)" in done.stdout
@@ -26,6 +29,7 @@ def place(make_sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     assert _transom("down", directory=directory).stdout == f"ended: {directory}\n"
     assert not directory.exists()
     assert _transom("down", directory=directory).returncode == 0
+    base.rmdir()
 
 
 def _transom(command: str, *words: str, directory: Path) -> subprocess.CompletedProcess[str]:
@@ -94,9 +98,6 @@ def test_errors_say_what_to_do(place: Path, words: list[str], code: int, said: s
 def test_another_user_is_told_to_become_root(place: Path) -> None:
     script = f"exec {place}/bin/squeue"
     become = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"]
-    os.chmod(place.parent, 0o755)
-    for parent in (place.parent.parent, place.parent.parent.parent):
-        os.chmod(parent, 0o755)
     done = subprocess.run([*become, "sh", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 125
     assert "needs root" in done.stderr
