@@ -1,4 +1,4 @@
-"""A site with ordinary users. Its transomd is root without the power over files: as on a share with root_squash."""
+"""A site with ordinary users. Its transomd is root with three capabilities: none over files, as on root_squash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from jobs import JOB, RING, Site
 from people import Person
 from transom_slurm.sandbox import Sandbox
 
-NO_POWER_OVER_FILES = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", "--"]
+ONLY_THESE_RIGHTS = ["setpriv", "--bounding-set=-all,+setuid,+setgid,+kill", "--inh-caps=-all", "--"]
+"""What packaging/transomd.service leaves to root: to become a user, and to end what it started as one."""
 
 
 class UserSite(Site):
@@ -37,7 +38,7 @@ class UserSite(Site):
         with open(self.root / "transomd.log", "ab") as log:
             argv = [sys.executable, "-m", "transomd.daemon", "--config", str(self.root / "transomd.toml")]
             self.daemon = subprocess.Popen(
-                self.sandbox.hub_argv([*NO_POWER_OVER_FILES, *argv]),
+                self.sandbox.hub_argv([*ONLY_THESE_RIGHTS, *argv]),
                 env={**os.environ, **self.sandbox.env()},
                 stdout=log,
                 stderr=log,
