@@ -51,7 +51,9 @@ class Sshd:
         config.write_text(
             f"ListenAddress {self.addresses[name]}\nPort {self.ports[name]}\nHostKey {self.root}/host_{name}\n"
             f"AuthorizedKeysFile {self.root}/authorized_keys\nPidFile none\nUsePAM no\nStrictModes no\n"
-            "PasswordAuthentication no\nPermitRootLogin yes\nLogLevel ERROR\n" + self.extra
+            "PasswordAuthentication no\nPermitRootLogin yes\nLogLevel ERROR\n"
+            # bash reads its start-up file in every login, and nobody knows what the host's makes it run
+            f"SetEnv HOME={self.root}\n" + self.extra
         )
         argv = ["/usr/sbin/sshd", "-D", "-e", "-f", str(config)]
         self.processes[name] = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
