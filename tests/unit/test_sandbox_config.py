@@ -79,7 +79,7 @@ def test_sshd_takes_keys_only_and_gives_slurm_conf() -> None:
     assert "ListenAddress 10.77.0.2" in text
     assert "PasswordAuthentication no" in text
     assert "UsePAM no" in text
-    assert "SetEnv SLURM_CONF=/srv/sb/etc/slurm.conf\n" in text
+    assert "SetEnv SLURM_CONF=/srv/sb/etc/slurm.conf HOME=/srv/sb/nodes/n2/home\n" in text
 
 
 def test_gres_has_one_device_file_a_gpu() -> None:
