@@ -665,6 +665,27 @@ async def test_a_restart_on_the_grant_while_the_daemon_was_away_is_adopted(world
     assert world.job().epoch == 2
 
 
+@pytest.mark.parametrize("back_after", [6, 200])
+async def test_a_failure_while_the_daemon_was_away_has_its_incident(world: SimWorld, back_after: float) -> None:
+    """Also when the program is done before anybody hears of it; and the lost node is drained."""
+    await world.submit()
+    await world.until(lambda: world.job().data.get("step", 0) > 3)
+    await world.stop_daemon()
+    world.power_loss("n2")
+    await world.until(lambda: len(world.launched) == 2, "the launcher restarts alone", 60)
+    if back_after > 100:
+        await world.until(lambda: world.runs[1].ended, "the program is done")
+    else:
+        await world.run(back_after)
+    await world.start_daemon()
+    assert await world.end() is JobState.COMPLETED, world.story()
+    (incident,) = world.incidents()
+    assert (incident.epoch, incident.nodes, incident.failure_class) == (1, ("n2",), "host")
+    assert incident.recovered_at is not None
+    assert [e["signature"] for e in incident.evidence] == ["HEARTBEAT-LOST"]
+    await world.until(lambda: world.drained() == ["n2"], "n2 is drained", 60)
+
+
 async def test_the_gate_opens_without_the_daemon(world: SimWorld) -> None:
     world.slurm.queue_delay_s = 5.0
     await world.submit()

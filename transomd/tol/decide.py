@@ -101,24 +101,7 @@ def _running(view: JobView, world: World, settings: Settings, now: float) -> Dec
     lost = endings.allocation_lost(view, world, settings, now)
     if lost is not None:
         return lost
-    noted = endings.missed_failure(view, now) or _recovered(view)
-    if noted is not None:
-        return noted
-    return _watch_nodes(view, world, settings, now)
-
-
-def _recovered(view: JobView) -> Decision | None:
-    incident, launch = view.incident, view.launch
-    if incident is None or launch is None or launch.epoch <= incident.epoch or launch.new_step_at is None:
-        return None
-    at = launch.new_step_at
-    took = at - incident.detected_at
-    message = f"recovered: first new step {took:.1f} s after the failure was detected"
-    return stay(
-        view,
-        incident=replace(incident, recovered_at=at, closed_at=at),
-        events=(facts.event(view, at, "recovered", message, seconds=round(took, 3)),),
-    )
+    return endings.recovered(view) or _watch_nodes(view, world, settings, now)
 
 
 def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) -> Decision:

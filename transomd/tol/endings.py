@@ -81,8 +81,11 @@ def launch_moved_on(view: JobView, now: float) -> Decision | None:
     report, launch = facts.fitting_report(view), view.launch
     if report is None:
         return None
+    missed = _missed_failure(view, now)
+    if missed is not None:
+        return missed
     if report.phase == LauncherPhase.DONE:
-        return completed(view, now)
+        return recovered(view) or completed(view, now)
     failure = report.failure
     if report.phase == LauncherPhase.FAILED:
         epoch = failure.epoch if failure else launch.epoch if launch else 0
@@ -103,9 +106,7 @@ def _is_new(view: JobView, launch: LaunchReport) -> bool:
 
 
 def _now_running(view: JobView, launch: LaunchReport, now: float) -> Decision:
-    incident = view.incident
-    if incident is not None and incident.diagnosed_at is None:
-        incident = _told_by_launcher(view, incident, now)
+    incident = _known_incident(view, now)
     if incident is not None:
         incident = replace(incident, acted_at=launch.started_at)
     order = view.attempt.data.get("order") or {}
@@ -120,7 +121,30 @@ def _now_running(view: JobView, launch: LaunchReport, now: float) -> Decision:
     )
 
 
-def missed_failure(view: JobView, now: float) -> Decision | None:
+def recovered(view: JobView) -> Decision | None:
+    """Close the incident once a later launch has got further than any before; None until then."""
+    incident, launch = view.incident, view.launch
+    if incident is None or launch is None or launch.epoch <= incident.epoch or launch.new_step_at is None:
+        return None
+    at = launch.new_step_at
+    took = at - incident.detected_at
+    message = f"recovered: first new step {took:.1f} s after the failure was detected"
+    return stay(
+        view,
+        incident=replace(incident, recovered_at=at, closed_at=at),
+        events=(facts.event(view, at, "recovered", message, seconds=round(took, 3)),),
+    )
+
+
+def _known_incident(view: JobView, now: float) -> Incident | None:
+    """Return the open incident, with what the launcher can say of it where nobody else has diagnosed it."""
+    incident = view.incident
+    if incident is None or incident.diagnosed_at is not None:
+        return incident
+    return _told_by_launcher(view, incident, now)
+
+
+def _missed_failure(view: JobView, now: float) -> Decision | None:
     """Record a failure after which the launcher restarted on its grant before this daemon knew of it."""
     report, launch = facts.fitting_report(view), view.launch
     if report is None or launch is None:
@@ -129,9 +153,9 @@ def missed_failure(view: JobView, now: float) -> Decision | None:
     missed = [x for x in missed if not covered(view, x.epoch)]
     if not missed:
         return None
-    if view.incident is not None:
-        closed = replace(view.incident, closed_at=now, data={**view.incident.data, "superseded": True})
-        return stay(view, incident=closed)
+    older = _known_incident(view, now)
+    if older is not None:
+        return stay(view, incident=replace(older, closed_at=now, data={**older.data, "superseded": True}))
     first = missed[0]
     incident = Incident(
         job_id=view.job.id,
@@ -154,7 +178,8 @@ def _told_by_launcher(view: JobView, incident: Incident, now: float) -> Incident
     failure = next((f for f in (report.past_failures if report else ()) if f.epoch == incident.epoch), None)
     failed = next((x for x in (report.launches if report else ()) if x.epoch == incident.epoch), None)
     used = set(failed.nodes) & set(view.attempt.nodes) if failed else set()
-    lost = tuple(sorted(used & set(report.lost if report else ())))
+    gone = failure.lost_nodes if failure else report.lost if report else ()
+    lost = tuple(sorted(used & set(gone)))
     why = f": {failed.end_reason}" if failed and failed.end_reason else ""
     return replace(
         incident,
@@ -178,7 +203,8 @@ def _barring(attempt: Attempt, incident: Incident | None) -> Attempt:
 
 def completed(view: JobView, now: float) -> Decision:
     """Close a job whose program ended with exit code 0."""
-    closed = replace(view.incident, closed_at=now) if view.incident else None
+    incident = _known_incident(view, now)
+    closed = replace(incident, closed_at=now) if incident else None
     step = view.job.data.get("step")
     # The end of a launcher that took over ends no Slurm job: its allocation would stay until the time limit.
     left = (cancel_intent(view, now, not_before=now + LEAVE_S),) if view.attempt.generation > 1 else ()

@@ -10,6 +10,7 @@ from transom_slurm.nodesets import fold
 from transom_slurm.types import JobBase, SlurmJob
 from transom_sql.records import Event, Incident
 
+from transomd.api.wire import LauncherReport
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tee import detect
@@ -24,10 +25,11 @@ def waiting_for_slurm_job(view: JobView, world: World, settings: Settings, now: 
     """Decide for a job whose attempt has no launcher yet."""
     if view.attempt.slurm_job_id is None:
         return submission(view, now)
-    done = endings.launch_moved_on(view, now) if _done(view) else None
-    if done is not None:
-        return done
     job = facts.slurm_job(view, world, now)
+    report = facts.fitting_report(view)
+    here = isinstance(job, SlurmJob) and bool(job.nodes) and not facts.ended(job)
+    if report is not None and report.phase == LauncherPhase.DONE and not here:
+        return endings.completed(view, now)
     if isinstance(job, SlurmJob) and held_for_launch(job):
         return _held_for_launch(view, world, job, now)
     over = endings.allocation_ended(view, world, job, now)
@@ -35,8 +37,8 @@ def waiting_for_slurm_job(view: JobView, world: World, settings: Settings, now: 
         return over
     if not isinstance(job, SlurmJob):
         return stay(view, facts.why_unknown(view, world), wants=(Want(kind="slurm", since=view.report_at),))
-    if facts.fitting_report(view) is not None:
-        return _launcher_reported(view, job, now)
+    if report is not None:
+        return _launcher_reported(view, report, job, now)
     return _waiting(view, job, settings, now)
 
 
@@ -57,11 +59,6 @@ def _held_for_launch(view: JobView, world: World, job: SlurmJob, now: float) -> 
     blame = (Blame.NODE if bad else Blame.UNKNOWN).value
     told = replace(opened.incident, failure_class=FailureClass.HOST.value, blame=blame, action="exclude", nodes=bad)
     return replace(opened, incident=told)
-
-
-def _done(view: JobView) -> bool:
-    report = facts.fitting_report(view)
-    return report is not None and report.phase == LauncherPhase.DONE
 
 
 def submission(view: JobView, now: float) -> Decision:
@@ -111,9 +108,7 @@ def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> De
     )
 
 
-def _launcher_reported(view: JobView, job: SlurmJob, now: float) -> Decision:
-    report = facts.fitting_report(view)
-    assert report is not None
+def _launcher_reported(view: JobView, report: LauncherReport, job: SlurmJob, now: float) -> Decision:
     nodes = job.nodes
     if not nodes:
         return stay(view, "waiting for Slurm to say which nodes the job got", wants=(Want(kind="slurm", since=now),))
