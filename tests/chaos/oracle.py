@@ -116,9 +116,10 @@ def causes(incident: dict[str, Any], injections: Iterable[Injection]) -> list[In
         slurm = one.kind.startswith("ctld-") and (told in one.rules.verdicts or not incident["class"])
         probed = one.kind in UNFIT and here and incident["detected_by"] == "probe"
         failing = bool(one.rules.verdicts) and (one.job == incident["job_id"] or here or slurm)
-        if (failing or (one.kind in UNFIT and here)) and one.active(
-            at + (PROBE_S if probed else 0.0), one.rules.explains_s
-        ):
+        # What came before the verdict may be what it names, though something else had failed the launch.
+        begun = one.at <= max(at, float(incident.get("diagnosed_at") or at)) + (PROBE_S if probed else 1.0)
+        over = one.healed_at is not None and at > one.healed_at + one.rules.explains_s
+        if (failing or (one.kind in UNFIT and here)) and begun and not over:
             found.append(one)
     return found
 

@@ -302,7 +302,7 @@ class Chaos:
         alone = not one.overlaps and one.kind not in ("disk-full", "mount-dead")
         if one.rules.must and one.detected_at is None and alone and not self._too_late(one):
             self._violation(one.job, f"{one.kind} on {one.node} was never noticed")
-        if not one.rules.verdicts:
+        if one.detected_at is None and (not one.rules.must or self._too_late(one)):
             one.right = True
 
     def _too_late(self, one: Injection) -> bool:

@@ -430,3 +430,10 @@ def test_whatever_the_evidence_the_promises_hold(evidence: list[Evidence], known
     assert verdict.blame is not Blame.UNKNOWN or verdict.nodes == ()
     assert not known or set(verdict.nodes) <= set(NODES)
     assert verdict.summary.strip()
+
+
+def test_a_node_that_is_down_is_lost_though_srun_only_says_that_it_cannot_start_there() -> None:
+    line = "srun: error: Task launch for StepId=2.2 failed on node n3: Communication connection failure"
+    srun = log(line, at=T - 30, file="srun.log")
+    assert judge([*srun, down("n3")]).failure_class is FailureClass.HOST
+    assert judge(srun).failure_class is FailureClass.LAUNCHER

@@ -126,11 +126,13 @@ def _checks(evidence: Sequence[Evidence]) -> set[tuple[str, str]]:
 
 
 def _class_of(first: Evidence, of_node: Sequence[Evidence]) -> FailureClass:
-    """The most telling class for a node: that it is lost says less than why."""
-    telling = [
-        one.failure_class for one in of_node if one.failure_class not in (FailureClass.HOST, FailureClass.UNKNOWN)
-    ]
-    return telling[0] if telling else first.failure_class
+    """The most telling class for a node: that it is lost, or that nothing can be started there, says less than why."""
+    vague = (FailureClass.HOST, FailureClass.LAUNCHER, FailureClass.UNKNOWN)
+    classes = [one.failure_class for one in of_node]
+    telling = [found for found in classes if found not in vague]
+    if telling:
+        return telling[0]
+    return FailureClass.HOST if FailureClass.HOST in classes else first.failure_class
 
 
 def hard_evidence(case: Case) -> Verdict | None:
