@@ -14,6 +14,9 @@ from tol_world import SimWorld
 
 from transomd.words import JobState
 
+# Hundreds of whole lives of a job; a busy machine takes its time over them.
+pytestmark = pytest.mark.timeout(900)
+
 Story = Callable[[SimWorld], Awaitable[None]]
 
 
