@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import Site
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TRAIN = f"{sys.executable} train.py --steps 12 --checkpoint-every 4"
@@ -37,7 +37,7 @@ def submit(site: Site, text: str) -> int:
 
 def test_torch_by_srun_with_the_collective(site: Site) -> None:
     job = submit(site, f"name: lm\ncommand: {TRAIN}\nnodes: 2\n{COMMON}")
-    assert site.wait_state(job, "completed", "failed")["state"] == "completed"
+    assert site.wait_state(job, "completed", "failed", within_s=400)["state"] == "completed"
     assert set(losses(site)) == set(range(1, 13))
     events = site.client.get("/v1/events", job=job)["events"]
     assert any(e["kind"] == "collective" and "passed" in e["message"] for e in events)
@@ -50,7 +50,7 @@ def test_torch_by_torchrun(site: Site) -> None:
     script = TRAIN.partition(" ")[2]
     text = f"name: lm\nlauncher: torchrun\ntasks_per_node: 2\ncommand: {script}\nsetup: {setup}\nnodes: 2\n{COMMON}"
     job = submit(site, text)
-    assert site.wait_state(job, "completed", "failed")["state"] == "completed", site.story()
+    assert site.wait_state(job, "completed", "failed", within_s=400)["state"] == "completed", site.story()
     assert set(losses(site)) == set(range(1, 13))
 
 
@@ -64,7 +64,7 @@ def test_existing_sbatch_file(site: Site) -> None:
     )
     text = "name: old\nscript: old.sbatch\nspares: 1\nhealth: {collective: false}\n"
     job = submit(site, text)
-    assert site.wait_state(job, "completed", "failed")["state"] == "completed", site.story()
+    assert site.wait_state(job, "completed", "failed", within_s=400)["state"] == "completed", site.story()
     told = next(site.root.glob("work/.transom/*/logs/e000001/rank-00000.log")).read_text()
     assert "nodes n[1-2] tasks 4" in told
     assert sorted(line.split(": ")[1] for line in told.splitlines()[1:]) == [

@@ -87,6 +87,7 @@ def test_sbatch_that_hangs_after_it_was_accepted(own_site: Site) -> None:
     assert len(detail["launches"]) == 1
 
 
+@pytest.mark.slow
 def test_sbatch_that_waits_before_a_stopped_slurmctld(site: Site) -> None:
     """Its message lies in slurmctld's queue when transom gives up on it; it counts when slurmctld goes on."""
     site.stop_daemon()
