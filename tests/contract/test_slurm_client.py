@@ -312,8 +312,8 @@ async def test_drain_and_resume(world: World, client: SlurmClient) -> None:
     node = (await client.nodes())["n3"]
     assert (node.status.drain, node.reason, node.reason_time) == (False, "", None)
 
-    assert not node.status.responding
-    assert node.boot_time is None, "it must register anew"
+    # It must register anew; a real slurmd may have done so by the time that we ask.
+    assert isinstance(world, Real) or (node.status.responding, node.boot_time) == (False, None)
 
     async def registered() -> bool:
         node = (await client.nodes())["n3"]

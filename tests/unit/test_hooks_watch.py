@@ -191,6 +191,21 @@ def test_nothing_is_proposed_for_a_node_that_is_out_of_service_or_unknown() -> N
     assert rules.propose(found, None, settings, 9.0) == ()
 
 
+def test_a_node_that_slurm_drained_faster_for_our_prolog_still_gets_the_reason() -> None:
+    found, enforcing = [absorbed(NEW, 1.7, BAD)], site(gpu_count="drain")
+    settings = parse_settings('[health.modes]\ngpu-count = "drain"\n')
+
+    def proposed(settings: Settings, reason: str, at: float | None) -> int:
+        drained = node(state="IDLE+DRAIN", reason=reason, reason_time=at)
+        return len(rules.propose(found, drained, settings, 9.0))
+
+    assert proposed(enforcing, "Prolog error", 1.0) == 1
+    assert proposed(enforcing, "Prolog error", 0.0) == 0, "that was before"
+    assert proposed(enforcing, "Prolog error", None) == 0
+    assert proposed(enforcing, "fan", 2.0) == 0
+    assert proposed(settings, "Prolog error", 2.0) == 0, "our prolog fails for nobody"
+
+
 def test_slurm_gets_time_to_drain_by_itself_where_a_prolog_fails() -> None:
     (intent,) = rules.propose([absorbed(NEW, 1.0, BAD)], node(), site(gpu_count="drain"), 9.0, frozenset({"n1"}))
     assert intent.not_before == 9.0 + rules.PROLOG_GRACE_S

@@ -128,9 +128,18 @@ def propose(
     found = []
     for one in findings:
         node, episode = (nodes or {}).get(one.node), to_drain(one, settings, now)
-        if node is not None and episode is not None and not node.status.drain:
+        if node is None or episode is None:
+            continue
+        if not node.status.drain or _drained_for_us(node, episode, settings):
             found.append(_drain(one.node, episode, settings, now, one.node in refusing))
     return tuple(found)
+
+
+def _drained_for_us(node: SlurmNode, episode: Episode, settings: Settings) -> bool:
+    """Whether Slurm has drained a node because our prolog said so, faster than we, and its reason does not say why."""
+    # Slurm tells whole seconds.
+    since = int(node.reason_time or 0) >= int(episode.since)
+    return settings.hooks.enforce and node.reason == PROLOG_ERROR and since
 
 
 def _drain(node: str, episode: Episode, settings: Settings, now: float, refusing: bool) -> Intent:

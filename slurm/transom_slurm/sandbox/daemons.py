@@ -13,8 +13,10 @@ from pathlib import Path
 from transom_slurm.sandbox.config import ClusterSpec
 from transom_slurm.sandbox.errors import SandboxError
 from transom_slurm.sandbox.scripts import TAG
+from transom_slurm.sandbox.waiting import until
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SCRIPT_TIMEOUT_S = 60.0
 INSTALL = "apt-get install --no-install-recommends slurm-wlm munge openssh-server iproute2 util-linux"
 _NEEDED = ("slurmctld", "slurmd", "sinfo", "munged", "sshd", "ssh-keygen", "setsid")
 _NEEDED_AS_ROOT = ("ip", "mount", "unshare", "nsenter", "setpriv")
@@ -121,3 +123,17 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
             umask=0o022,
             check=True,
         )
+
+
+def start_script(spec: ClusterSpec, node: str, script: str, *words: str, says: str) -> None:
+    """Start one of the sandbox's scripts on a node or in the hub (``""``), and wait until it says that it is at work.
+
+    Raises SandboxError when it does not: what undoes a fault looks for the script's process, and must find it.
+    """
+    log = spec.layout.logs / f"{script}.{node or 'hub'}.log"
+    log.unlink(missing_ok=True)
+    where = [f"{spec.layout.lib}/node", node] if node else [f"{spec.layout.lib}/hub"]
+    argv = [*where, python(), "-I", "-S", f"{spec.layout.lib}/{script}", *words]
+    spawn(argv, daemon_environment(spec), log)
+    if not until(lambda: says in log.read_text(), SCRIPT_TIMEOUT_S):
+        raise SandboxError(f"start {script} on {node or 'the hub'}", log.read_text().strip() or "it does not answer")

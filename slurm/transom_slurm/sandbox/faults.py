@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from transom_slurm.sandbox import gpus, hub_faults, netns, processes, storage_faults, targets
 from transom_slurm.sandbox.config import HUB, ClusterSpec
-from transom_slurm.sandbox.daemons import daemon_environment, python, run, slurmd, spawn
+from transom_slurm.sandbox.daemons import daemon_environment, run, slurmd, start_script
 from transom_slurm.sandbox.errors import SandboxError, SandboxUsage
 from transom_slurm.sandbox.layout import command
 from transom_slurm.sandbox.storage_faults import disk_full, mount_dead
@@ -132,9 +132,7 @@ def _slow(spec: ClusterSpec, node: str, argument: str) -> str:
         raise SandboxUsage(f"inject slow:{argument}", "it may take how much of its speed is left, as slow:20 (percent)")
     left = int(percent) / 100
     times = [f"{SLOW_PERIOD_S * (1 - left):.3f}", f"{SLOW_PERIOD_S * left:.3f}"]
-    script = [python(), "-I", "-S", f"{spec.layout.lib}/duty.py", *times, "ranks"]
-    log = spec.layout.logs / f"duty.{node}.log"
-    spawn([f"{spec.layout.lib}/node", node, *script], daemon_environment(spec), log)
+    start_script(spec, node, "duty.py", *times, "ranks", says="slows")
     return f"the program's processes run {percent} % of the time, those of later launches too"
 
 

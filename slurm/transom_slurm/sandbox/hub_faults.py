@@ -10,8 +10,8 @@ from typing import Any
 
 from transom_slurm.sandbox import processes, targets, watch
 from transom_slurm.sandbox.config import ClusterSpec
-from transom_slurm.sandbox.daemons import daemon_environment, python, spawn
-from transom_slurm.sandbox.errors import SandboxError, SandboxMissing
+from transom_slurm.sandbox.daemons import spawn, start_script
+from transom_slurm.sandbox.errors import SandboxMissing
 from transom_slurm.sandbox.waiting import until
 
 CTLD_STOPPED_S, CTLD_RUNNING_S = 1.5, 0.3
@@ -34,7 +34,7 @@ def ctld_slow(spec: ClusterSpec, _node: str, _argument: str) -> str:
     """slurmctld runs for a small part of the time."""
     _controller(spec)
     times = [str(CTLD_STOPPED_S), str(CTLD_RUNNING_S)]
-    _helper(spec, "duty.py", *times, str(spec.layout.run / "slurmctld.pid"))
+    start_script(spec, "", "duty.py", *times, str(spec.layout.run / "slurmctld.pid"), says="slows")
     return f"slurmctld slowed: it runs {CTLD_RUNNING_S} s, then stands still for {CTLD_STOPPED_S} s"
 
 
@@ -54,9 +54,7 @@ def daemon_kill(spec: ClusterSpec, _node: str, _argument: str) -> str:
 def db_locked(spec: ClusterSpec, _node: str, _argument: str) -> str:
     """Somebody else holds the write lock of transomd's database."""
     file = targets.database(spec)
-    log = _helper(spec, "hold_db.py", str(file))
-    if not until(lambda: "locked" in log.read_text(), 30.0):
-        raise SandboxError(f"lock {file}", log.read_text().strip() or "no answer")
+    start_script(spec, "", "hold_db.py", str(file), says="locked")
     return f"{file} is locked: transomd reads and cannot write"
 
 
@@ -109,15 +107,6 @@ def _controller(spec: ClusterSpec) -> int:
 
 def _of_nodes(spec: ClusterSpec) -> set[int]:
     return {pid for node in spec.names for pid in targets.node_pids(spec, node)} if spec.namespaces else set()
-
-
-def _helper(spec: ClusterSpec, script: str, *words: str) -> Path:
-    """Start a script of the sandbox in the hub; return its log, which is new."""
-    log = spec.layout.logs / f"{script}.log"
-    log.unlink(missing_ok=True)
-    argv = [f"{spec.layout.lib}/hub", python(), "-I", "-S", f"{spec.layout.lib}/{script}", *words]
-    spawn(argv, daemon_environment(spec), log)
-    return log
 
 
 def _start_daemon(spec: ClusterSpec, how: dict[str, Any]) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from transom_slurm.sandbox import processes, targets
 from transom_slurm.sandbox.config import ClusterSpec
-from transom_slurm.sandbox.daemons import daemon_environment, python, run, spawn
+from transom_slurm.sandbox.daemons import run, start_script
 from transom_slurm.sandbox.errors import SandboxError, SandboxUsage
-from transom_slurm.sandbox.waiting import until
 
 _PLAIN = re.compile(r"/[A-Za-z0-9._/+@-]+")
 _FILL = """\
@@ -37,12 +36,7 @@ def mount_dead(spec: ClusterSpec, node: str, argument: str) -> str:
         raise SandboxError(f"let a mount of {node} die", "this machine has no /dev/fuse")
     folder = _folder(spec, node, argument)
     _note(spec, node, folder)
-    log = spec.layout.logs / f"dead_mount.{node}.log"
-    log.unlink(missing_ok=True)
-    script = [python(), "-I", "-S", f"{spec.layout.lib}/dead_mount.py", folder]
-    spawn([f"{spec.layout.lib}/node", node, *script], daemon_environment(spec), log)
-    if not until(lambda: "mounted" in log.read_text(), 10.0):
-        raise SandboxError(f"let {folder} on {node} die", log.read_text().strip() or "no answer")
+    start_script(spec, node, "dead_mount.py", folder, says="mounted")
     return f"{folder} does not answer there: who touches it waits in the kernel"
 
 

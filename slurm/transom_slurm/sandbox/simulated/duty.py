@@ -56,6 +56,7 @@ def main() -> None:
     stopped, running, what = float(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    print(f"slows {what} from now on", flush=True)
     while not ended:
         pids = ranks() if what == "ranks" else daemon(what)
         send(pids, signal.SIGSTOP)
