@@ -7,7 +7,7 @@ comes after what the epoch in force saved.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,21 @@ from transomd.tce.manifest import (
     read_step_manifest,
 )
 
-__all__ = ["Checkpoint", "list_checkpoints", "newest_epoch", "verify", "verify_parts"]
+__all__ = ["Checkpoint", "Damage", "damages", "list_checkpoints", "newest_epoch", "verify", "verify_parts"]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What is wrong with a file of a checkpoint, or with ``tensor`` in it, whose ``bytes`` begin at ``offset``."""
+
+    text: str
+    file: str = ""
+    tensor: str = ""
+    offset: int = 0
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.text}" if self.file else self.text
 
 
 @dataclass(frozen=True)
@@ -76,30 +90,40 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
 
     A folder that cannot be read is a problem too, not an error.
     """
+    return [str(damage) for damage in damages(path)]
+
+
+def damages(path: str | os.PathLike[str], on_read: Callable[[int], object] | None = None) -> list[Damage]:
+    """Do what ``verify`` does; ``on_read`` is told how many bytes were read since it was told last."""
     folder = Path(path)
     try:
         manifest = read_step_manifest(folder)
     except FileNotFoundError:
-        return [f"{MANIFEST}: is not there: the checkpoint is incomplete"]
+        return [Damage("is not there: the checkpoint is incomplete", MANIFEST)]
     except (OSError, ValueError) as error:
-        return [str(error)]
-    return verify_parts(folder, manifest, {part.name for part in manifest.parts})
+        return [Damage(str(error))]
+    return _damages(folder, manifest, {part.name for part in manifest.parts}, on_read)
 
 
 def verify_parts(folder: Path, manifest: StepManifest, names: Iterable[str]) -> list[str]:
     """Read every byte of the named parts; each problem names file and tensor."""
-    wanted = set(names)
+    return [str(damage) for damage in _damages(folder, manifest, set(names), None)]
+
+
+def _damages(
+    folder: Path, manifest: StepManifest, wanted: set[str], on_read: Callable[[int], object] | None
+) -> list[Damage]:
     writers = {part.writer for part in manifest.parts if part.name in wanted}
-    problems: list[str] = []
+    problems: list[Damage] = []
     for entry in manifest.ranks:
         if entry.rank not in writers:
             continue
         try:
             written = read_rank_manifest(folder, entry)
         except (OSError, ValueError) as error:
-            problems.append(_told(error))
+            problems.append(Damage(_told(error)))
             continue
-        problems += [p for part in written.parts if part.name in wanted for p in _verify_files(folder, part)]
+        problems += [p for part in written.parts if part.name in wanted for p in _verify_files(folder, part, on_read)]
     return problems
 
 
@@ -144,37 +168,44 @@ def _wrong_sizes(manifest: StepManifest, sizes: dict[str, int]) -> Iterator[str]
             yield f"{name}: has {sizes[name]} bytes instead of {size}"
 
 
-def _verify_files(folder: Path, part: Part) -> Iterator[str]:
+def _verify_files(folder: Path, part: Part, on_read: Callable[[int], object] | None) -> Iterator[Damage]:
     for file in part.files:
         try:
-            problem = _verify_file(folder / file.name, file)
+            problem = _verify_file(folder / file.name, file, on_read)
         except OSError as error:
-            problem = _told(error)
+            problem = Damage(_told(error))
         if problem:
             yield problem
 
 
-def _verify_file(path: Path, file: FileRecord) -> str:
+def _verify_file(path: Path, file: FileRecord, on_read: Callable[[int], object] | None) -> Damage | None:
     """Read one file; says the first thing that is wrong with it."""
     size = path.stat().st_size
     if size != file.bytes:
-        return f"{file.name}: has {size} bytes instead of {file.bytes}"
+        return Damage(f"has {size} bytes instead of {file.bytes}", file.name)
     whole = xxh3_128()
     head = file.tensors[0].offset if file.tensors else file.bytes
     pieces = iter(read_chunks(path, [head, *(tensor.bytes for tensor in file.tensors)]))
-    _hash_next(pieces, head, whole)
+    _hash_next(pieces, head, whole, on_read)
     for tensor in file.tensors:
-        if _hash_next(pieces, tensor.bytes, whole) != tensor.xxh3_128:
-            return f"{file.name}: tensor {tensor.name} is damaged"
-    return "" if whole.hexdigest() == file.xxh3_128 else f"{file.name}: is damaged outside its tensors"
+        if _hash_next(pieces, tensor.bytes, whole, on_read) != tensor.xxh3_128:
+            text = f"tensor {tensor.name} is damaged"
+            return Damage(text, file.name, tensor.name, tensor.offset, tensor.bytes)
+    return (
+        None if whole.hexdigest() == file.xxh3_128 else Damage("is damaged outside its tensors", file.name, bytes=head)
+    )
 
 
-def _hash_next(pieces: Iterator[memoryview], size: int, whole: xxh3_128) -> str:
+def _hash_next(
+    pieces: Iterator[memoryview], size: int, whole: xxh3_128, on_read: Callable[[int], object] | None
+) -> str:
     own = xxh3_128()
     while size > 0 and (piece := next(pieces, None)) is not None:
         own.update(piece)
         whole.update(piece)
         size -= len(piece)
+        if on_read is not None:
+            on_read(len(piece))
     return own.hexdigest()
 
 
