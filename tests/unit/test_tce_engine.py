@@ -373,7 +373,7 @@ def test_a_fence_raised_between_writing_and_completing_holds(tmp_path: Path) -> 
     first, second = engines(tmp_path, 2, epoch=1)
     first.save(1, state_of(1))
     # All files of the step are there, but nobody has completed it when the next start claims its epoch.
-    second._writer.write(1, second._plan(state_of(1, 1)))
+    second._writer.write(1, [payload.image() for payload in second._plan(state_of(1, 1))])
     engines(tmp_path, 2, epoch=2)
     first.close()
     assert not list_checkpoints(tmp_path)[0].complete
@@ -439,7 +439,7 @@ def test_a_failed_save_never_stops_the_training(
 def test_a_failure_of_one_rank_is_told_to_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = engines(tmp_path, 2)
     with monkeypatch.context() as context:
-        context.setattr("transomd.tce.payload.write_file", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
+        context.setattr("transomd.tce.image.write_file", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
         second.save(1, state_of(1, 1))
     handle = first.save(1, state_of(1))
     with pytest.raises(CheckpointError, match=r"rank 1 could not write: .*bad"):
@@ -451,7 +451,7 @@ def test_a_failure_of_one_rank_is_told_to_the_others(tmp_path: Path, monkeypatch
 def test_a_failed_step_can_be_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CheckpointEngine(tmp_path)
     with monkeypatch.context() as context:
-        context.setattr("transomd.tce.payload.write_file", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
+        context.setattr("transomd.tce.image.write_file", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
         assert not engine.save(1, state_of(1)).done()
     engine.save(1, state_of(1)).wait(timeout=5)
     assert not list(tmp_path.rglob("*.failed"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from transomd.tce import epochs, restore
-from transomd.tce.completion import Completion
 from transomd.tce.environment import at_least, from_environment, place
-from transomd.tce.errors import CheckpointError, human_bytes, storage_error
+from transomd.tce.errors import CheckpointError, storage_error
 from transomd.tce.files import make_folder
 from transomd.tce.handle import SaveHandle
 from transomd.tce.persist import Writer
+from transomd.tce.store import Store
 
 if TYPE_CHECKING:
     from transomd.tce.payload import Payload
@@ -60,7 +59,8 @@ class CheckpointEngine:
         self._replicated = frozenset(() if isinstance(replicated, bool) else _names(replicated))
         self.epoch, self._token = self._begin(epoch)
         self._writer = Writer(self.directory, self.rank, self.world_size, self.epoch)
-        self._completion = Completion(self._writer, self.keep)
+        self._store = Store(self._writer, self._token, self.keep)
+        self._completion = self._store.completion
         self._remove_unfinished()
 
     @classmethod
@@ -182,29 +182,15 @@ class CheckpointEngine:
     def _write(self, step: int, payloads: Sequence[Payload]) -> CheckpointError | None:
         """Write this rank's share; what kept it from doing so, if anything did."""
         try:
-            make_folder(self.directory)
-            epochs.claim_epoch(self.directory, self.epoch, self._token)
-            if self._writer.written(step):
-                log.warning("step %d was saved in this epoch already; it is not written again", step)
-                return None
-            begun = time.monotonic()
-            self._writer.write(step, payloads)
+            written = self._store.put(step, [payload.image() for payload in payloads])
         except CheckpointError as error:
             return error
         except (OSError, MemoryError) as error:
-            told = self._told(step, error, sum(payload.bytes for payload in payloads))
+            told = self._store.told(step, error, sum(payload.bytes for payload in payloads))
             self._writer.fail(step, str(told))
             return told
-        size = human_bytes(sum(payload.bytes for payload in payloads))
-        log.info("step %d: rank %d wrote %s in %.2f s", step, self.rank, size, time.monotonic() - begun)
-        self.saved += 1
+        self.saved += written
         return None
-
-    def _told(self, step: int, error: OSError | MemoryError, needed: int) -> CheckpointError:
-        what = f"step {step}: rank {self.rank} could not write its checkpoint"
-        if isinstance(error, OSError):
-            return storage_error(what, error, self.directory, needed)
-        return CheckpointError(f"{what}: no memory for a contiguous copy of a tensor ({error})")
 
     def _failed(self, handle: SaveHandle, error: CheckpointError) -> SaveHandle:
         self.failed += 1

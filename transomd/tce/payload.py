@@ -7,16 +7,17 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path as FilePath
 from typing import Any
 
 import torch
-from xxhash import xxh3_128
 
 from transomd.tce.errors import CheckpointError
-from transomd.tce.files import digest, write_file
+from transomd.tce.files import digest
+from transomd.tce.image import FileImage, PartImage, Piece, write_part
 from transomd.tce.layout import Layout
-from transomd.tce.manifest import FileRecord, Part, TensorRecord
+from transomd.tce.manifest import Part, TensorRecord
 
 # The names that every safetensors since 0.4.3 knows; what is not here is stored as bytes.
 _SAFETENSORS = {
@@ -37,6 +38,7 @@ _SAFETENSORS = {
     torch.uint64: "U64",
 }
 _ALIGN = 4096
+Described = tuple[str, torch.dtype, torch.Size]
 _DIGEST_LATER = "0" * 32
 # Without numpy, and for every type: bfloat16 and the like have no buffer protocol.
 _memory_view: Any = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -66,6 +68,20 @@ class Payload:
         """Bytes of the safetensors file; 0 when there is no tensor."""
         return len(self.header) + sum(record.bytes for record in self.records)
 
+    def image(self) -> PartImage:
+        """The files, whose bytes are still in the tensors."""
+        rest = FileImage(f"{self.name}.pt", len(self.rest), (), lambda: [self.rest])
+        tensors = FileImage(f"{self.name}.safetensors", self.tensor_bytes, self.records, self._pieces)
+        files = (tensors, rest) if self.records else (rest,)
+        return PartImage(self.name, self.ranks, tuple(self.layout.tree), files)
+
+    def _pieces(self) -> Iterator[Piece]:
+        yield self.header
+        for record in self.records:
+            # Held here while it is written: a contiguous copy has no other owner.
+            tensor = on_host(self.layout.values[record.name])
+            yield bytes_of(tensor)
+
 
 def plan(name: str, ranks: tuple[int, ...], layout: Layout) -> Payload:
     """Plan the files of a part; copies nothing but what is no tensor."""
@@ -75,13 +91,7 @@ def plan(name: str, ranks: tuple[int, ...], layout: Layout) -> Payload:
 
 def write_payload(folder: FilePath, payload: Payload) -> Part:
     """Write both files of a part durably (their names once the caller fsyncs the folder); raises OSError."""
-    files = []
-    if payload.records:
-        files.append(_write_tensors(folder, payload))
-    rest = f"{payload.name}.pt"
-    write_file(folder / rest, len(payload.rest), [payload.rest])
-    files.append(FileRecord(rest, len(payload.rest), digest(payload.rest)))
-    return Part(payload.name, payload.ranks, tuple(payload.layout.tree), tuple(files))
+    return write_part(folder, payload.image())
 
 
 def read_layout(folder: FilePath, part: Part) -> Layout:
@@ -90,6 +100,11 @@ def read_layout(folder: FilePath, part: Part) -> Layout:
     content = (folder / record.name).read_bytes()
     if digest(content) != record.xxh3_128:
         raise CheckpointError(f"{folder / record.name}: is damaged")
+    return layout_of(content)
+
+
+def layout_of(content: bytes) -> Layout:
+    """What the bytes of a ``.pt`` file say."""
     document = torch.load(io.BytesIO(content), weights_only=True)
     return Layout(document["state"], document["tensors"], document["arrays"])
 
@@ -111,7 +126,7 @@ class TensorReader:
         assert self._path is not None
         record = self._records[name]
         tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype))
-        view = _bytes_of(tensor)
+        view = bytes_of(tensor)
         with open(self._path, "rb", buffering=0) as file:
             file.seek(record.offset)
             done = 0
@@ -123,33 +138,35 @@ class TensorReader:
 
 
 def _header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, tuple[TensorRecord, ...]]:
+    return _planned(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()))
+
+
+@lru_cache(maxsize=8)
+def _planned(tensors: tuple[Described, ...]) -> tuple[bytes, tuple[TensorRecord, ...]]:
     """The safetensors header, padded so that data begin at a page, and where each tensor will lie.
 
     The format allows no gap between tensors, so the widest types come first, which aligns every one.
     """
-    names = sorted(tensors, key=lambda name: -tensors[name].element_size())
     entries: dict[str, Any] = {}
+    placed = []
     position = 0
-    for name in names:
-        size = tensors[name].nbytes
-        entries[name] = {**_described(tensors[name]), "data_offsets": [position, position + size]}
+    for name, dtype, shape in sorted(tensors, key=lambda tensor: -tensor[1].itemsize):
+        size = shape.numel() * dtype.itemsize
+        known = _SAFETENSORS.get(dtype)
+        form = {"dtype": known, "shape": list(shape)} if known else {"dtype": "U8", "shape": [size]}
+        entries[name] = {**form, "data_offsets": [position, position + size]}
+        placed.append((name, dtype, shape, position, size))
         position += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % _ALIGN)
     start = len(text) + 8
-    records = tuple(_record(name, tensors[name], start + entries[name]["data_offsets"][0]) for name in names)
+    records = tuple(_record(name, dtype, shape, start + at, size) for name, dtype, shape, at, size in placed)
     return len(text).to_bytes(8, "little") + text, records
 
 
-def _described(tensor: torch.Tensor) -> dict[str, Any]:
-    known = _SAFETENSORS.get(tensor.dtype)
-    return {"dtype": known, "shape": list(tensor.shape)} if known else {"dtype": "U8", "shape": [tensor.nbytes]}
-
-
-def _record(name: str, tensor: torch.Tensor, offset: int) -> TensorRecord:
-    note = "" if tensor.dtype in _SAFETENSORS else "stored as its bytes: safetensors has no such type"
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorRecord(name, dtype, tuple(tensor.shape), offset, tensor.nbytes, _DIGEST_LATER, note)
+def _record(name: str, dtype: torch.dtype, shape: torch.Size, offset: int, size: int) -> TensorRecord:
+    note = "" if dtype in _SAFETENSORS else "stored as its bytes: safetensors has no such type"
+    return TensorRecord(name, str(dtype).removeprefix("torch."), tuple(shape), offset, size, _DIGEST_LATER, note)
 
 
 def _rest(layout: Layout) -> bytes:
@@ -158,34 +175,12 @@ def _rest(layout: Layout) -> bytes:
     return buffer.getvalue()
 
 
-def _write_tensors(folder: FilePath, payload: Payload) -> FileRecord:
-    whole = xxh3_128()
-    digests: dict[str, str] = {}
-
-    def chunks() -> Iterator[bytes | memoryview]:
-        whole.update(payload.header)
-        yield payload.header
-        for record in payload.records:
-            # Held here while it is written: a contiguous copy has no other owner.
-            tensor = _on_host(payload.layout.values[record.name])
-            view = _bytes_of(tensor)
-            digests[record.name] = digest(view)
-            whole.update(view)
-            yield view
-
-    name = f"{payload.name}.safetensors"
-    write_file(folder / name, payload.tensor_bytes, chunks())
-    records = tuple(
-        TensorRecord(r.name, r.dtype, r.shape, r.offset, r.bytes, digests[r.name], r.note) for r in payload.records
-    )
-    return FileRecord(name, payload.tensor_bytes, whole.hexdigest(), records)
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a contiguous copy of it in host memory."""
     return tensor.resolve_conj().resolve_neg().cpu().contiguous()
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous host tensor, of whatever type; valid while the tensor lives."""
     if not tensor.nbytes:
         return memoryview(b"")

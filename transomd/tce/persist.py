@@ -14,12 +14,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from transomd.tce.catalogue import step_folders
 from transomd.tce.epochs import check_epoch
 from transomd.tce.errors import CheckpointError
 from transomd.tce.files import digest, link_file, make_folder, remove_files, sync_folder, write_file
+from transomd.tce.image import PartImage, write_part
 from transomd.tce.manifest import (
     MANIFEST,
     PartEntry,
@@ -32,9 +32,6 @@ from transomd.tce.manifest import (
     rank_manifest_name,
     step_folder,
 )
-
-if TYPE_CHECKING:
-    from transomd.tce.payload import Payload
 
 _FAILED = re.compile(r"rank-(\d+)\.failed")
 
@@ -61,16 +58,13 @@ class Writer:
         """Where ``step`` is written."""
         return self.directory / step_folder(step, self.epoch)
 
-    def write(self, step: int, payloads: Sequence[Payload]) -> None:
+    def write(self, step: int, images: Sequence[PartImage]) -> None:
         """Write this rank's files and then its manifest. Raises OSError, or CheckpointError when fenced."""
-        # Here and not above: the launcher reads these modules without torch.
-        from transomd.tce.payload import write_payload
-
         check_epoch(self.directory, self.epoch)
         folder = self.folder(step)
         make_folder(folder)
         remove_files([folder / self._failed_name])
-        parts = tuple(write_payload(folder, payload) for payload in payloads)
+        parts = tuple(write_part(folder, image) for image in images)
         sync_folder(folder)
         content = encode(RankManifest(step, self.epoch, self.rank, self.world_size, time.time(), parts))
         write_file(folder / rank_manifest_name(self.rank), len(content), [content])
