@@ -11,6 +11,8 @@ import time
 import pytest
 from jobs import Site, check_end
 
+from transomd.launch.rundir import RunDir
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
@@ -29,9 +31,10 @@ def test_daemon_killed_during_recovery(site: Site, moment: str) -> None:
 def test_node_lost_while_the_daemon_is_away(site: Site) -> None:
     job = site.submit("--steps 80")
     site.wait_step(job, 7)
+    run_dir = RunDir(site.job(job)["run_dir"])
     site.kill_daemon()
     site.sandbox.fail("n2", "power")
-    time.sleep(15)
+    site.wait(lambda: run_dir.epochs() == [1, 2], "the launcher restarts by itself", 60)
     site.start_daemon()
     detail = check_end(site, job, drained={"n2"})
     assert len(detail["launches"]) == 2, "the launcher restarts in place on its grant"

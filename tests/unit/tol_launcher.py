@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from transomd.api.wire import Directive, FailureReport, Grant, LauncherReport, LaunchOrder, LaunchReport
+from transomd.launch.launcher import ABSENT_S, ASK_AGAIN_S
 from transomd.tee import detect
 from transomd.tee.types import Evidence
 from transomd.words import ExitCode, LauncherPhase
@@ -50,7 +51,7 @@ class SimLauncher:
         self._order: LaunchOrder | None = None
         self._step_at = 0.0
         self._reported_at = -1e9
-        self._heard_at = world.now
+        self._unanswered_at: float | None = None
         self._poll_s = 0.5
         self._changed = True
         self._grant: Grant | None = None
@@ -112,20 +113,24 @@ class SimLauncher:
     # --- the daemon -------------------------------------------------------------------------------------------------
 
     def _silent(self) -> float:
-        return self.world.now - self._heard_at
+        return 0.0 if self._unanswered_at is None else self.world.now - self._unanswered_at
 
     async def _report_if_due(self) -> Directive | None:
-        if not self._changed and self.world.now - self._reported_at < self._poll_s:
+        waits = self.phase is not LauncherPhase.RUNNING and self._unanswered_at is not None
+        poll_s = min(self._poll_s, ASK_AGAIN_S) if waits else self._poll_s
+        if not self._changed and self.world.now - self._reported_at < poll_s:
             return None
         self._changed, self._reported_at = False, self.world.now
         return await self._send()
 
     async def _send(self) -> Directive | None:
-        if self.world.now < self.deaf_until or self.host in self.world.cut:
-            return None
-        directive = await self.world.deliver(self.report())
+        directive = None
+        if self.world.now >= self.deaf_until and self.host not in self.world.cut:
+            directive = await self.world.deliver(self.report())
         if directive is not None:
-            self._heard_at = self.world.now
+            self._unanswered_at = None
+        elif self._unanswered_at is None:
+            self._unanswered_at = self.world.now
         return directive
 
     def report(self) -> LauncherReport:
@@ -181,7 +186,7 @@ class SimLauncher:
 
     def _alone(self) -> None:
         gate = self.phase is LauncherPhase.GATE and self._silent() > self.world.settings.health.gate_timeout_s
-        waits = self._silent() > self.world.settings.watch.heartbeat_timeout_s
+        waits = self._silent() > max(self.world.settings.watch.heartbeat_timeout_s, ABSENT_S)
         granted = self._grant is not None and self._restarts_left > 0 and self.world.now < self._grant.until
         if self.phase is LauncherPhase.FAILED and waits and granted:
             self._restarts_left -= 1

@@ -17,30 +17,37 @@ TIMEOUT_S = 10.0
 
 
 class DaemonLink:
-    """Sends reports. ``heard_at`` is when the daemon last answered (``clock``, monotonic seconds)."""
+    """Sends reports, and keeps since when none was answered (``clock``, monotonic seconds)."""
 
     def __init__(self, url: str, token: str, clock: Callable[[], float] = time.monotonic) -> None:
         parts = urllib.parse.urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._token = token
         self._clock = clock
-        self.heard_at = clock()
+        self._heard_at = clock()
+        self._unanswered_at: float | None = None
         self._said = ""
 
     async def report(self, report: LauncherReport) -> Directive | None:
         """Send one report; None when the daemon did not answer, which says nothing about what it wants."""
+        sent_at = self._clock()
         try:
             answer = await asyncio.to_thread(self._post, report.job_id, json.dumps(report.to_json()).encode())
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._say(f"transomd does not answer: {error}")
+            if self._unanswered_at is None and sent_at >= self._heard_at:
+                self._unanswered_at = sent_at
             return None
-        self.heard_at = self._clock()
+        self._heard_at, self._unanswered_at = self._clock(), None
         self._say("transomd answers")
         return answer
 
     def silent_for(self) -> float:
-        """Return the seconds since the daemon last answered."""
-        return self._clock() - self.heard_at
+        """Return the seconds since the first report that no answer came to, nor to any after it; 0 when there is none.
+
+        A launcher with nothing to say is not silence of the daemon's.
+        """
+        return 0.0 if self._unanswered_at is None else self._clock() - self._unanswered_at
 
     def _post(self, job_id: int, body: bytes) -> Directive:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)

@@ -54,6 +54,10 @@ STOP_GRACE_S = 20.0
 """How long the program has from SIGTERM to SIGKILL when its allocation ends; Slurm's KillWait is 30 s by default."""
 LOOK_S = 5.0
 """How long a look at the checkpoint folder may take before it is given up; on a dead file system it takes for ever."""
+ABSENT_S = 10.0
+"""A daemon that is started anew is away for seconds: no restart on the grant before, however short its time-outs."""
+ASK_AGAIN_S = 1.0
+"""How soon a report that was not answered is sent again where the next move is the daemon's."""
 EVIDENCE_LIMIT = 200
 
 
@@ -288,8 +292,9 @@ class Launcher:
         return None
 
     async def _report_if_due(self) -> Directive | None:
-        due = self._changed or time.monotonic() - self._reported_at >= self._poll_s
-        if not due:
+        waits = self.phase is not LauncherPhase.RUNNING and self.link.silent_for() > 0.0
+        poll_s = min(self._poll_s, ASK_AGAIN_S) if waits else self._poll_s
+        if not self._changed and time.monotonic() - self._reported_at < poll_s:
             return None
         self._changed = False
         self._reported_at = time.monotonic()
@@ -340,9 +345,8 @@ class Launcher:
         self._poll_s = directive.poll_s
         self._barred = set(directive.barred)
         if directive.grant is not None:
-            if self._grant is None or directive.grant.restarts != self._grant.restarts:
-                self._restarts_left = directive.grant.restarts
-            self._grant = directive.grant
+            # The daemon has heard by now of every restart that was made on an older grant, and counted it.
+            self._grant, self._restarts_left = directive.grant, directive.grant.restarts
         if directive.gate == "refuse":
             log.error("refused: %s", directive.message)
             return await self._refused()
@@ -400,10 +404,13 @@ class Launcher:
         if self.phase is LauncherPhase.GATE and silent > self.watch.gate_timeout_s:
             log.info("transomd has been silent for %.0f s; opening the gate", silent)
             await self._launch_alone()
-        elif self.phase is LauncherPhase.FAILED and silent > self.watch.heartbeat_timeout_s and self._may_restart():
+        elif self.phase is LauncherPhase.FAILED and silent > self._patience_s() and self._may_restart():
             self._restarts_left -= 1
             log.info("transomd has been silent for %.0f s; restarting on the grant", silent)
             await self._launch_alone()
+
+    def _patience_s(self) -> float:
+        return max(self.watch.heartbeat_timeout_s, ABSENT_S)
 
     def _may_restart(self) -> bool:
         grant, failure = self._grant, self.failure
