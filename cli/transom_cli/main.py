@@ -53,7 +53,7 @@ ENTRIES: Mapping[str, Entry] = {
     "logs": Entry("Show what a job's ranks printed.", "logs", "Jobs"),
     "events": Entry("Show what transom saw, decided and did.", "events", "Jobs"),
     "cancel": Entry("Cancel jobs.", "cancel", "Jobs"),
-    "ckpt": Entry("List and verify checkpoints.", "ckpt", "Jobs"),
+    "ckpt": Entry("Look into checkpoints, check, move and remove them.", "ckpt", "Jobs"),
     "history": Entry("Show what happened to a job, a node, or all.", "history", "Jobs"),
     "incident": Entry("Show one failure whole: evidence, times, what was done and why.", "incident", "Jobs"),
     "diagnose": Entry("Say from log files what failed, and whose fault it is.", "diagnose", "Jobs"),
