@@ -69,12 +69,16 @@ class WatchSpec(Part):
 
 
 class PolicySpec(Part):
-    """How often transom tries again: for faults of the cluster, of the program, in attempts, and without a new step."""
+    """How often transom tries again: for faults of the cluster, of the program, in attempts, and without a new step.
+
+    ``rollback_after``: launches that fail from one checkpoint before they have a newer one; then an older is tried.
+    """
 
     max_restarts: int = Field(default=20, ge=0)
     max_user_restarts: int = Field(default=0, ge=0)
     max_attempts: int = Field(default=10, ge=1)
     no_progress_limit: int = Field(default=3, ge=1)
+    rollback_after: int = Field(default=2, ge=1)
 
 
 class JobSpec(Part):

@@ -23,6 +23,7 @@ from transomd.tol.directive import directive
 from transomd.tol.drains import CONFIRM_WITHIN_S, propose_drains
 from transomd.tol.intake import sound
 from transomd.tol.policy import BACKOFF_S, RULES, WAIT_S, launches_without_progress, make_plan
+from transomd.tol.rollback import Way
 from transomd.tol.transitions import MOVES, UnlawfulMove, check_move
 from transomd.tol.view import Decision, JobView, SlurmView, World
 from transomd.words import Action, Blame, CheckMode, Confidence, FailureClass, IntentKind, IntentState, JobState
@@ -182,7 +183,8 @@ def launch(epoch: int, last_step: int | None, seconds: float = 60.0) -> Launch:
         (FailureClass.UNKNOWN, Blame.STORAGE, 0, Action.WAIT),
         (FailureClass.NETWORK, Blame.NETWORK, 0, Action.WAIT),
         (FailureClass.NUMERIC, Blame.PROGRAM, 0, Action.ROLLBACK),
-        (FailureClass.NUMERIC, Blame.PROGRAM, 1, Action.STOP),
+        (FailureClass.NUMERIC, Blame.PROGRAM, 1, Action.ROLLBACK),
+        (FailureClass.NUMERIC, Blame.PROGRAM, 2, Action.STOP),
         (FailureClass.HOST_MEMORY, Blame.PROGRAM, 0, Action.RESTART),
         (FailureClass.HOST_MEMORY, Blame.PROGRAM, 1, Action.STOP),
         (FailureClass.HOST, Blame.NODE, 5, Action.EXCLUDE),
@@ -192,8 +194,10 @@ def launch(epoch: int, last_step: int | None, seconds: float = 60.0) -> Launch:
 def test_the_first_row_that_fits_decides(failure_class: FailureClass, blame: Blame, seen: int, action: Action) -> None:
     earlier = [incident(n, failure_class, blame) for n in range(seen)]
     nodes = ("n1",) if blame is Blame.NODE else ()
-    plan = make_plan(verdict(failure_class, blame, *nodes), earlier, [launch(1, 5)], PolicySpec())
+    way = Way(source=4, older=2)
+    plan = make_plan(verdict(failure_class, blame, *nodes), earlier, [launch(1, 5)], PolicySpec(), way)
     assert plan.action is action
+    assert plan.resume_step == (2 if action is Action.ROLLBACK else None)
     assert plan.bar == (nodes if action is Action.EXCLUDE else ())
 
 

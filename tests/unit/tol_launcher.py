@@ -25,6 +25,7 @@ class SimRun:
     claims: dict[str, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     saved: int = 0
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)
     ended: bool = False
 
 
@@ -151,6 +152,7 @@ class SimLauncher:
             failure=self.failure if self.phase is LauncherPhase.FAILED else None,
             past_failures=list(self.past_failures),
             checkpoint_step=self.run.saved or None,
+            checkpoints=[[step, epoch] for epoch, step in sorted(self.run.checkpoints, reverse=True)],
             message=self.message,
         )
 
@@ -220,13 +222,30 @@ class SimLauncher:
         self.run.epochs[epoch] = self.slurm_id
         self._order = order
         nodes = [n for n in self.nodes if n in order.nodes]
-        self.launches.append(LaunchReport(epoch=epoch, nodes=nodes, started_at=self.world.now))
+        resumed = self._resume(order)
+        self.launches.append(
+            LaunchReport(epoch=epoch, nodes=nodes, started_at=self.world.now, resume_step=resumed)
+        )
         self.past_failures += [self.failure] if self.failure is not None else []
         self.failure, self.message, self.phase, self._changed = None, "", LauncherPhase.RUNNING, True
         self._step_at = self.world.now
         self.world.program_starts(self.job_id, epoch, nodes)
         if self._lost(nodes):
             self.fail("start", f"epoch {epoch} could not be started")
+
+    def _resume(self, order: LaunchOrder) -> int | None:
+        """Where the site saves only now and then, go back to the newest checkpoint that the order allows."""
+        if not self.world.save_every:
+            return None
+        limit = order.resume_step
+        allowed = [(epoch, step) for epoch, step in self.run.checkpoints if limit is None or step <= limit]
+        self.run.saved = max(allowed)[1] if allowed else 0
+        return self.run.saved or None
+
+    def _save(self, step: int) -> None:
+        """Keep the three newest checkpoints, as retention does."""
+        if self.world.save_every and step % self.world.save_every == 0:
+            self.run.checkpoints = sorted([*self.run.checkpoints, (self.launches[-1].epoch, step)])[-3:]
 
     def _watch(self) -> None:
         launch = self.launches[-1]
@@ -245,6 +264,7 @@ class SimLauncher:
         new = launch.new_step_at is None and (past is None or step > past)
         self._changed = self._changed or new
         self.run.saved = step
+        self._save(step)
         self.launches[-1] = replace(
             launch,
             first_step=launch.first_step or step,

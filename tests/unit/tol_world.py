@@ -161,6 +161,7 @@ class SimWorld:
         self.launched: list[tuple[int, int, tuple[str, ...]]] = []
         self.overlaps: list[str] = []
         self.steps = 30
+        self.save_every = 0
         self.boot_s = 1.0
         self.restart_after = 2.0
         self.daemon = 0

@@ -13,6 +13,7 @@ from transom_sql.store import Latest
 
 from transomd.api.wire import LauncherReport
 from transomd.health.types import NodeReport
+from transomd.tol.rollback import bound
 from transomd.tol.view import JobView
 from transomd.words import LauncherPhase
 
@@ -50,6 +51,7 @@ def job_line(job: Job, latest: Latest, withheld: str = "") -> dict[str, Any]:
         "step": job.data.get("step"),
         "step_at": job.data.get("step_at"),
         "checkpoint": job.data.get("checkpoint"),
+        "rollback_step": bound(job.data),
         "restarts": max(0, latest.launches - 1),
         "withheld": withheld,
         "created_at": job.created_at,

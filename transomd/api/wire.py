@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 MAX_LAUNCHES = 64
 """Launches in one report; a launcher sends its newest twenty."""
+MAX_CHECKPOINTS = 64
+"""Checkpoints in one report: the newest ones."""
 MAX_EVIDENCE = 500
 DETECTORS = frozenset({"exit", "heartbeat", "stall", "asked", "start", "takeover"})
 """What a launcher may notice a failure by."""
@@ -98,7 +100,8 @@ class LauncherReport:
     ``phase`` is a :class:`transomd.words.LauncherPhase`. ``nodes`` are the allocation's nodes with a living agent;
     ``unfit`` are those of them whose local check failed, with the reason. ``launches`` holds every launch that the
     launcher started, so that those made on a grant while the daemon was away become known; ``past_failures`` are
-    those of launches that another one has followed.
+    those of launches that another one has followed. ``checkpoints`` are ``[step, epoch]`` of the whole ones, newest
+    first.
     """
 
     job_id: int
@@ -117,6 +120,7 @@ class LauncherReport:
     checkpoint_step: int | None = None
     checkpoint_epoch: int | None = None
     checkpoint_at: float | None = None
+    checkpoints: list[list[int]] = field(default_factory=list)
     exit_code: int | None = None
     message: str = ""
 
@@ -150,9 +154,17 @@ class LauncherReport:
             checkpoint_step=checked.maybe_integer(data, "checkpoint_step"),
             checkpoint_epoch=checked.maybe_integer(data, "checkpoint_epoch", checked.MAX_COUNT),
             checkpoint_at=checked.maybe_seconds(data, "checkpoint_at"),
+            checkpoints=[_read_checkpoint(x) for x in checked.items(data, "checkpoints", MAX_CHECKPOINTS)],
             exit_code=checked.maybe_integer(data, "exit_code", checked.MAX_COUNT),
             message=checked.line(data, "message"),
         )
+
+
+def _read_checkpoint(pair: object) -> list[int]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise ValueError("checkpoints: expected pairs of step and epoch")
+    told = dict(zip(("step", "epoch"), pair, strict=True))
+    return [checked.integer(told, "step"), checked.integer(told, "epoch", checked.MAX_COUNT)]
 
 
 def _read_launch(data: Mapping[str, Any]) -> LaunchReport:

@@ -21,7 +21,15 @@ from typing import Any
 
 from transom_slurm.nodesets import expand, fold
 
-from transomd.api.wire import Directive, FailureReport, Grant, LauncherReport, LaunchOrder, LaunchReport
+from transomd.api.wire import (
+    MAX_CHECKPOINTS,
+    Directive,
+    FailureReport,
+    Grant,
+    LauncherReport,
+    LaunchOrder,
+    LaunchReport,
+)
 from transomd.health.judge import judge
 from transomd.health.profile import Profile
 from transomd.launch.aside import Aside
@@ -128,6 +136,7 @@ class Launcher:
         self._poll_s = 0.5
         self._reported_at = 0.0
         self._checkpoint: tuple[int, int, float] | None = None
+        self._checkpoints: list[list[int]] = []
         self._newest_epoch = 0
         self._store = Aside(LOOK_S)
         self._aside = False
@@ -324,6 +333,7 @@ class Launcher:
             checkpoint_step=step,
             checkpoint_epoch=epoch,
             checkpoint_at=at,
+            checkpoints=self._checkpoints,
             exit_code=self.exit_code,
             message=self.message,
         )
@@ -337,9 +347,10 @@ class Launcher:
         except (OSError, asyncio.TimeoutError) as error:
             log.warning("the checkpoint folder cannot be read: %s", str(error) or "it does not answer")
             return
-        found = next((c for c in listed if c.complete), None)
-        if found is not None:
-            self._checkpoint = (found.step, found.epoch, found.created)
+        whole = [c for c in listed if c.complete]
+        self._checkpoints = [[c.step, c.epoch] for c in whole[:MAX_CHECKPOINTS]]
+        if whole:
+            self._checkpoint = (whole[0].step, whole[0].epoch, whole[0].created)
 
     async def _obey(self, directive: Directive) -> int | None:
         self._poll_s = directive.poll_s
@@ -429,7 +440,14 @@ class Launcher:
         epochs = self.options.run_dir.epochs()
         steps = [x.last_step for x in self.launches if x.last_step is not None]
         epoch = (epochs[-1] if epochs else 0) + 1
-        await self._launch(LaunchOrder(epoch=epoch, nodes=chosen, past_step=max(steps, default=None)))
+        past, back = max(steps, default=None), self._still_back(epochs)
+        await self._launch(LaunchOrder(epoch=epoch, nodes=chosen, past_step=past, resume_step=back))
+
+    def _still_back(self, epochs: list[int]) -> int | None:
+        """Return the step that the newest launch was told to go back to, if nothing newer was saved since."""
+        claim = self.options.run_dir.owner(f"epoch-{epochs[-1]:06d}") if epochs else {}
+        back = claim.get("resume_step")
+        return None if any(epoch >= epochs[-1] for _, epoch in self._checkpoints) else back
 
     async def _not_unfit(self, nodes: list[str]) -> list[str]:
         """Leave out the nodes that their own agents find unfit; what an agent cannot see (as the user) is unknown."""
@@ -449,7 +467,7 @@ class Launcher:
     # --- a launch -----------------------------------------------------------------------------------------------
 
     async def _launch(self, order: LaunchOrder) -> None:
-        epoch = await self._claim_epoch(order.epoch)
+        epoch = await self._claim_epoch(order)
         if epoch is None:
             return
         # Slurm places rank 0 on the first node in its own order, which is that of the allocation's list.
@@ -479,7 +497,7 @@ class Launcher:
             return order.resume_step
         return self._checkpoint[0] if self._checkpoint else None
 
-    async def _claim_epoch(self, wanted: int) -> int | None:
+    async def _claim_epoch(self, order: LaunchOrder) -> int | None:
         if self._superseded():
             log.error("another launcher has taken over; starting nothing")
             return None
@@ -489,8 +507,13 @@ class Launcher:
             self._newest_epoch = found or 0
         except (OSError, asyncio.TimeoutError) as error:
             log.warning("the checkpoint folder cannot be read: %s", str(error) or "it does not answer")
-        epoch = max(wanted, self._newest_epoch + 1)
-        me = {"slurm_job_id": self.options.slurm_job_id, "generation": self.options.generation, "at": time.time()}
+        epoch = max(order.epoch, self._newest_epoch + 1)
+        me = {
+            "slurm_job_id": self.options.slurm_job_id,
+            "generation": self.options.generation,
+            "at": time.time(),
+            "resume_step": order.resume_step,
+        }
         while self.options.run_dir.claim(f"epoch-{epoch:06d}", me) is not me:
             epoch += 1
         return epoch

@@ -75,6 +75,11 @@ class RunDir:
             os.unlink(temporary)
         return owner
 
+    def owner(self, name: str) -> Mapping[str, Any]:
+        """Return who has claimed a name. Raises OSError where nobody has."""
+        found: Mapping[str, Any] = json.loads((self.claims / name).read_text())
+        return found
+
     def claimed(self, name: str) -> bool:
         """Return whether somebody has claimed a name."""
         return (self.claims / name).exists()

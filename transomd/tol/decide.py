@@ -14,6 +14,7 @@ from transom_slurm.types import SlurmJob
 from transomd.settings import Settings
 from transomd.tol import endings, facts, gate, recover
 from transomd.tol.attempts import first_attempt, submit_intent
+from transomd.tol.rollback import from_step
 from transomd.tol.transitions import check_move
 from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay
 from transomd.words import IntentState, JobState, LauncherPhase
@@ -109,7 +110,7 @@ def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) ->
     if launch is None or facts.fitting_report(view) is None:
         return stay(view)
     nodes = facts.last_nodes(view)
-    reason = f"epoch {launch.epoch} runs on {fold(nodes)}"
+    reason = f"epoch {launch.epoch} runs on {fold(nodes)}{from_step(view.job.data)}"
     if not interval or not view.spec.health.probe:
         return stay(view, reason)
     for node, found in facts.probed(world, nodes, launch.started_at).items():

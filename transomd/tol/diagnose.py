@@ -13,7 +13,7 @@ from transomd.tee import detect
 from transomd.tee.types import Evidence, Verdict
 from transomd.tee.verdict import fuse
 from transomd.tee.wire import read_verdict
-from transomd.tol import endings, facts
+from transomd.tol import endings, facts, rollback
 from transomd.tol.policy import Plan, make_plan
 from transomd.tol.submission import WARN_BEFORE_LIMIT_S
 from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay, with_data
@@ -158,9 +158,13 @@ def _conclude(
 ) -> Decision:
     earlier = [i for i in view.incidents if i.id != incident.id]
     closed = facts.closed_launches(view, incident.epoch, incident.detected_at, verdict.summary)
-    plan = make_plan(verdict, earlier, merged(view, view.job, (), closed).launches, view.spec.policy)
+    launches = merged(view, view.job, (), closed).launches
+    way = rollback.way_back(view, launches, earlier)
+    plan = make_plan(verdict, earlier, launches, view.spec.policy, way)
     told = _told(view, incident, verdict, plan, world, now)
-    said = facts.event(view, now, "verdict", f"{verdict.failure_class}, blame {verdict.blame}: {verdict.summary}")
+    said = [facts.event(view, now, "verdict", f"{verdict.failure_class}, blame {verdict.blame}: {verdict.summary}")]
+    if plan.said:
+        said.append(facts.event(view, now, "rollback", plan.said, source=way.source, step=plan.resume_step))
     if plan.action is Action.NONE:
         ended = endings.cancelled(view, now, verdict.summary)
         over = isinstance(job, SlurmJob) and facts.ended(job)
@@ -169,7 +173,10 @@ def _conclude(
     if plan.action is Action.STOP:
         return replace(stop(view, told, plan.why, now), launches=closed)
     attempt = replace(view.attempt, barred=tuple(sorted({*view.attempt.barred, *plan.bar})))
-    return stay(view, verdict.summary, incident=told, attempts=(attempt,), launches=closed, events=(said,))
+    back = plan.resume_step
+    changes = {} if back is None else {"data": rollback.turned_back(view, back, incident.epoch)}
+    reason = f"{verdict.summary} {plan.said.capitalize()}." if plan.said else verdict.summary
+    return stay(view, reason, job=changes, incident=told, attempts=(attempt,), launches=closed, events=tuple(said))
 
 
 def _told(view: JobView, incident: Incident, verdict: Verdict, plan: Plan, world: World, now: float) -> Incident:
@@ -191,7 +198,7 @@ def _told(view: JobView, incident: Incident, verdict: Verdict, plan: Plan, world
         fenced_at=failure.fenced_at if failure and failure.epoch == incident.epoch else None,
         data={
             **incident.data,
-            "plan": {"action": plan.action.value, "why": plan.why},
+            "plan": {"action": plan.action.value, "why": plan.why, "resume_step": plan.resume_step},
             "not_before": now + plan.delay_s,
             "lost": sorted(set(report.lost)) if report else [],
             "await_drain": facts.await_drain(verdict.nodes, world.health) if blamed else {},

@@ -14,6 +14,7 @@ from transomd.api.wire import LaunchReport
 from transomd.settings import Settings
 from transomd.tol import facts
 from transomd.tol.prologs import prolog_failed
+from transomd.tol.rollback import from_step
 from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
 from transomd.words import (
     Action,
@@ -111,7 +112,7 @@ def _now_running(view: JobView, launch: LaunchReport, now: float) -> Decision:
         incident = replace(incident, acted_at=launch.started_at)
     order = view.attempt.data.get("order") or {}
     alone = "" if order.get("epoch") == launch.epoch else ", started by the launcher alone"
-    message = f"epoch {launch.epoch} runs on {fold(launch.nodes)}"
+    message = f"epoch {launch.epoch} runs on {fold(launch.nodes)}{from_step(view.job.data)}"
     return Decision(
         state=JobState.RUNNING,
         reason=message,

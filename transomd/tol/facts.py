@@ -14,6 +14,7 @@ from transomd.api.wire import LauncherReport, LaunchReport
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tee.types import Evidence
+from transomd.tol.rollback import bound
 from transomd.tol.view import Absence, JobView, World, with_data
 from transomd.words import IntentState
 
@@ -145,7 +146,8 @@ def ordered(view: JobView, epoch: int, nodes: Iterable[str], now: float) -> Atte
     """Return the attempt with the order of a launch, its nodes in the allocation's order (rank 0 is on the first)."""
     chosen = set(nodes)
     placed = [n for n in view.attempt.nodes if n in chosen]
-    order = {"epoch": epoch, "nodes": placed, "resume_step": None, "past_step": past_step(view)}
+    back = bound(view.job.data)
+    order = {"epoch": epoch, "nodes": placed, "resume_step": back, "past_step": past_step(view)}
     return with_data(view.attempt, order=order, ordered_at=now, fence=None)
 
 
@@ -164,6 +166,8 @@ def absorb(view: JobView) -> tuple[dict[str, Any], tuple[Launch, ...]]:
             "epoch": report.checkpoint_epoch,
             "at": report.checkpoint_at,
         }
+    if report.checkpoints:
+        data["checkpoints"] = [list(checkpoint) for checkpoint in report.checkpoints]
     if report.launches and report.launches[-1].last_step is not None:
         data["step"], data["step_at"] = report.launches[-1].last_step, report.launches[-1].last_step_at
     changes: dict[str, Any] = {} if data == dict(view.job.data) else {"data": data}

@@ -17,6 +17,7 @@ from transomd.tee import detect
 from transomd.tol import endings, facts
 from transomd.tol.attempts import submit_intent
 from transomd.tol.prologs import culprits, held_for_launch
+from transomd.tol.rollback import from_step
 from transomd.tol.view import Decision, JobView, Want, World, stay, with_data
 from transomd.words import Action, Blame, Confidence, FailureClass, IntentState, JobState, LauncherPhase, Outcome
 
@@ -257,10 +258,11 @@ def _collective(
 def open_gate(view: JobView, nodes: list[str], now: float, *, extra: Event | None = None) -> Decision:
     """Order the first launch of an attempt."""
     epoch = facts.next_epoch(view)
-    opened = facts.event(view, now, "gate", f"gate open: epoch {epoch} starts on {fold(nodes)}")
+    where = f"{fold(nodes)}{from_step(view.job.data)}"
+    opened = facts.event(view, now, "gate", f"gate open: epoch {epoch} starts on {where}")
     return stay(
         view,
-        f"starting on {fold(nodes)}",
+        f"starting on {where}",
         job={"epoch": epoch},
         attempts=(facts.ordered(view, epoch, nodes, now),),
         events=tuple(e for e in (extra, opened) if e is not None),

@@ -9,22 +9,28 @@ from transom_sql.records import Incident, Launch
 
 from transomd.spec import PolicySpec
 from transomd.tee.types import Verdict
+from transomd.tol.rollback import NO_WAY, SUSPECTS, Way
 from transomd.words import Action, Blame, FailureClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row: a verdict that fits ``failure_class`` and ``blame`` (None fits all), seen ``seen`` times before."""
+    """One row: a verdict that fits ``failure_class``, ``blame`` and ``asked``, seen ``seen`` times before.
+
+    None fits all. ``asked`` is the action that the evidence speaks for.
+    """
 
     failure_class: FailureClass | None = None
     blame: Blame | None = None
     seen: int = 0
+    asked: Action | None = None
     action: Action
 
     def fits(self, verdict: Verdict, seen: int) -> bool:
         """Whether this row answers the verdict."""
         return (
             self.failure_class in (None, verdict.failure_class)
+            and self.asked in (None, verdict.action)
             and self.blame in (None, verdict.blame)
             and seen >= self.seen
         )
@@ -35,18 +41,19 @@ RULES: tuple[Rule, ...] = (
     Rule(failure_class=FailureClass.CONFIG, action=Action.STOP),
     Rule(failure_class=FailureClass.PREEMPTION, action=Action.RESTART),
     Rule(failure_class=FailureClass.TIME_LIMIT, action=Action.RESTART),
+    Rule(failure_class=FailureClass.STORAGE, asked=Action.ROLLBACK, action=Action.ROLLBACK),
     Rule(failure_class=FailureClass.STORAGE, action=Action.WAIT),
     Rule(blame=Blame.STORAGE, action=Action.WAIT),
     Rule(blame=Blame.NETWORK, action=Action.WAIT),
     Rule(failure_class=FailureClass.USER_CODE, blame=Blame.PROGRAM, action=Action.STOP),
-    Rule(failure_class=FailureClass.NUMERIC, seen=1, action=Action.STOP),
+    Rule(failure_class=FailureClass.NUMERIC, seen=2, action=Action.STOP),
     Rule(failure_class=FailureClass.NUMERIC, action=Action.ROLLBACK),
     Rule(blame=Blame.PROGRAM, seen=1, action=Action.STOP),
     Rule(blame=Blame.PROGRAM, action=Action.RESTART),
     Rule(blame=Blame.NODE, action=Action.EXCLUDE),
     Rule(action=Action.RESTART),
 )
-"""The site's default table."""
+"""The site's default table. A rollback is passed over where there is no older checkpoint to go back to."""
 
 _FREE = (FailureClass.USER_CODE, FailureClass.PREEMPTION, FailureClass.TIME_LIMIT, FailureClass.CANCELLED)
 """Classes that spend nothing of the budget for faults of the cluster."""
@@ -62,23 +69,39 @@ UNSEEN_PROGRESS_S = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do: restart without the nodes in ``bar`` after ``delay_s``, or stop; ``why`` is a sentence for people."""
+    """What to do: restart without the nodes in ``bar`` after ``delay_s``, or stop; ``why`` is a sentence for people.
+
+    ``resume_step`` is the step that a rollback goes back to; ``said`` tells what came of the wish for one.
+    """
 
     action: Action
     bar: tuple[str, ...] = ()
     delay_s: float = 0.0
     why: str = ""
+    resume_step: int | None = None
+    said: str = ""
 
 
-def make_plan(verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[Launch], policy: PolicySpec) -> Plan:
-    """Answer a verdict. ``earlier`` are the job's incidents before this one, ``launches`` all that ran."""
+def make_plan(
+    verdict: Verdict,
+    earlier: Sequence[Incident],
+    launches: Sequence[Launch],
+    policy: PolicySpec,
+    way: Way = NO_WAY,
+) -> Plan:
+    """Answer a verdict. ``earlier`` are the job's incidents before this one, ``launches`` all that ran.
+
+    ``way`` says which checkpoints there are to go back to.
+    """
     if len(earlier) >= MAX_INCIDENTS:
         return Plan(action=Action.STOP, why=f"{len(earlier)} failures of this job are enough, whatever they were")
-    action = _rule(verdict, _times_seen(verdict, earlier)).action
+    action, said = _action(verdict, _times_seen(verdict, earlier), way)
     if action is Action.STOP and _user_budget_left(verdict, earlier, policy):
         action = Action.RESTART
+    if action is Action.RESTART and _stuck(verdict, way, policy):
+        action, said = Action.ROLLBACK, f"{_back(way)}: {way.tried} launches from there came to no newer checkpoint"
     if action in (Action.STOP, Action.NONE):
-        return Plan(action=action, why=verdict.summary)
+        return Plan(action=action, why=verdict.summary, said=said)
     idle = launches_without_progress([x for x in launches if x.epoch not in _not_started(verdict, earlier, launches)])
     if idle >= policy.no_progress_limit:
         return Plan(action=Action.STOP, why=f"{idle} launches in a row did not get past the last step")
@@ -89,7 +112,8 @@ def make_plan(verdict: Verdict, earlier: Sequence[Incident], launches: Sequence[
     delay = BACKOFF_S[min(idle, len(BACKOFF_S) - 1)]
     if action is Action.WAIT:
         delay = WAIT_S[min(_times_seen(verdict, earlier), len(WAIT_S) - 1)]
-    return Plan(action=action, bar=bar, delay_s=delay, why=verdict.summary)
+    back = way.older if action is Action.ROLLBACK else None
+    return Plan(action=action, bar=bar, delay_s=delay, why=verdict.summary, resume_step=back, said=said)
 
 
 def launches_without_progress(launches: Sequence[Launch]) -> int:
@@ -121,8 +145,26 @@ def restarts_spent(incidents: Sequence[Incident]) -> int:
     return sum(1 for incident in incidents if _counts(incident))
 
 
-def _rule(verdict: Verdict, seen: int) -> Rule:
-    return next(rule for rule in RULES if rule.fits(verdict, seen))
+def _action(verdict: Verdict, seen: int, way: Way) -> tuple[Action, str]:
+    """Return the table's action, and what is to be said about going back to an older checkpoint."""
+    actions = [rule.action for rule in RULES if rule.fits(verdict, seen)]
+    action = next(a for a in actions if a is not Action.ROLLBACK or way.older is not None)
+    if action is Action.ROLLBACK:
+        return action, _back(way)
+    if actions[0] is not Action.ROLLBACK:
+        return action, ""
+    there = "no checkpoint is known" if way.source is None else f"no checkpoint before step {way.source} is known"
+    return action, f"{there} to go back to: {action} instead"
+
+
+def _stuck(verdict: Verdict, way: Way, policy: PolicySpec) -> bool:
+    """Whether the checkpoint itself may be what restarts fail of."""
+    suspect = verdict.blame in SUSPECTS and verdict.failure_class is not FailureClass.LAUNCHER
+    return suspect and way.older is not None and way.tried >= policy.rollback_after
+
+
+def _back(way: Way) -> str:
+    return f"going back to the checkpoint of step {way.older}, before that of step {way.source}"
 
 
 def _times_seen(verdict: Verdict, earlier: Sequence[Incident]) -> int:

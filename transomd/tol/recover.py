@@ -14,6 +14,7 @@ from transomd.tol import endings, facts
 from transomd.tol.attempts import next_attempt, submit_intent
 from transomd.tol.diagnose import diagnose, stop
 from transomd.tol.policy import BACKOFF_S
+from transomd.tol.rollback import from_step
 from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
 from transomd.words import FailureClass, IntentKind, IntentState, JobState, LauncherPhase
 
@@ -243,14 +244,15 @@ def _order(view: JobView, incident: Incident, nodes: list[str], now: float) -> D
     epoch = facts.next_epoch(view)
     before = facts.last_nodes(view)
     new = set(nodes) - set(before)
-    with_spares = f", with {fold(new)} from the spares" if new and before else ""
+    how = f", with {fold(new)} from the spares" if new and before else ""
+    how += from_step(view.job.data)
     return stay(
         view,
-        f"restarting in place on {fold(nodes)}",
+        f"restarting in place on {fold(nodes)}{from_step(view.job.data)}",
         job={"epoch": epoch},
         attempts=(facts.ordered(view, epoch, nodes, now),),
         incident=replace(incident, fenced_at=incident.fenced_at or now),
-        events=(facts.event(view, now, "restart", f"epoch {epoch} restarts in place on {fold(nodes)}{with_spares}"),),
+        events=(facts.event(view, now, "restart", f"epoch {epoch} restarts in place on {fold(nodes)}{how}"),),
     )
 
 
