@@ -109,6 +109,10 @@ class Operator:
         world = self._observer.world()
         return replace(world, deaf=True) if self._hearing.deaf else world
 
+    async def nodes_now(self) -> SlurmView:
+        """Ask Slurm for the nodes: what a person is about to change must not be judged by how it was a moment ago."""
+        return await self._observer.look_at_nodes()
+
     @property
     def paused(self) -> str:
         """Who stopped every act, and why; empty when they go on."""

@@ -43,7 +43,7 @@ class Hands:
 
     async def drain(self, names: Iterable[str], reason: str, *, dry_run: bool) -> list[Result]:
         """Drain nodes that nobody else holds."""
-        nodes = self._nodes()
+        nodes = await self._nodes()
         return [await self._drain(nodes.get(name), name, reason, dry_run) for name in names]
 
     async def _drain(self, node: SlurmNode | None, name: str, reason: str, dry_run: bool) -> Result:
@@ -58,7 +58,7 @@ class Hands:
 
     async def undrain(self, names: Iterable[str], who: str, *, dry_run: bool) -> list[Result]:
         """Resume nodes whose drain is still exactly as transom wrote it; nobody else's drain is undone."""
-        nodes = self._nodes()
+        nodes = await self._nodes()
         records = {r.name: r for r in await self._operator.db(self._operator.store.nodes)}
         return [await self._undrain(nodes.get(n), records.get(n), n, who, dry_run) for n in names]
 
@@ -91,8 +91,8 @@ class Hands:
             return _result(name, True, done, command)
         return _result(name, False, str(ended.outcome.get("error", "still being tried")), command)
 
-    def _nodes(self) -> dict[str, SlurmNode]:
-        slurm = self._operator.world().slurm
+    async def _nodes(self) -> dict[str, SlurmNode]:
+        slurm = await self._operator.nodes_now()
         if slurm.nodes is None:
             raise UnreachableError(f"Slurm does not answer: {slurm.error or 'not asked yet'}", hint="scontrol ping")
         return dict(slurm.nodes)

@@ -96,6 +96,16 @@ class Observer:
         )
         self._world = None
 
+    async def look_at_nodes(self) -> SlurmView:
+        """Ask Slurm for all nodes, at once; the view that is returned holds the answer."""
+        at, nodes = self._clock(), await _answer(self._slurm.nodes())
+        if isinstance(nodes, _NoAnswer):
+            self._view = replace(self._view, nodes=None, error=nodes.error)
+        else:
+            self._view = replace(self._view, nodes=nodes, nodes_at=at)
+        self._world = None
+        return self._view
+
     async def _jobs(self, attempts: list[Attempt]) -> tuple[Mapping[int, SlurmJob] | _NoAnswer, frozenset[int]]:
         """Return every job that slurmctld holds, and how those ended that it does not hold any more.
 
