@@ -179,6 +179,7 @@ def job_of(request: SubmitRequest, job_id: int, user: str, now: float, default_p
         script=request.script,
         submitted=float(int(now)),
         held="hold" in last,
+        reason="JobHeldUser" if "hold" in last else "None",
     )
 
 

@@ -35,6 +35,12 @@ def stuck_jobs(jobs: Iterable[SlurmJob], nodes: Mapping[str, SlurmNode], *, now:
     return [one for one in found if one is not None]
 
 
+def waits_for_person(job: SlurmJob) -> str:
+    """Return the command that lets a waiting job go on which nothing else will; empty where it merely waits its turn."""
+    command = _BY_A_PERSON.get(_plain(job.reason)) if job.status.base is JobBase.PENDING else None
+    return command.format(job=job.job_id) if command else ""
+
+
 def _stuck(job: SlurmJob, nodes: Mapping[str, SlurmNode], busy: frozenset[str], now: float) -> Stuck | None:
     if "COMPLETING" in job.status.flags:
         return _completing(job, nodes, busy, now)
@@ -127,6 +133,13 @@ def _told(away: Iterable[SlurmNode]) -> str:
     return ", ".join(f"{fold(names)} ({reason})" for reason, names in by_reason.items())
 
 
+_BY_A_PERSON = {
+    "jobhelduser": "scontrol release {job}",
+    "jobheldadmin": "scontrol release {job}, by an administrator",
+    "jobholdmaxrequeue": "scontrol release {job}",
+    "dependencyneversatisfied": "scontrol update jobid={job} Dependency=",
+}
+"""Slurm's reasons for a hold that no event ends (squeue(1), JOB REASON CODES)."""
 _Rule = Callable[[SlurmJob, Mapping[str, SlurmNode], float], Stuck | None]
 _RULES: Mapping[str, _Rule] = {
     "launch failed requeued held": _launch_failed,

@@ -51,6 +51,26 @@ async def test_a_job_runs_to_its_end(world: SimWorld) -> None:
     assert world.drained() == []
 
 
+async def test_a_job_that_slurm_holds_until_a_person_lets_it_go_is_held(world: SimWorld) -> None:
+    await world.submit({"sbatch": ["--hold"]})
+    await world.until(lambda: world.state() is JobState.HELD, "the job is held", 60)
+    assert world.job().reason == "Slurm holds job 1 (JobHeldUser) until a person lets it go: scontrol release 1"
+    await world.run(2000)
+    assert world.state() is JobState.HELD
+    assert len(world.events("held")) == 1
+    world.slurm.start(1)
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert world.incidents() == []
+
+
+async def test_a_held_job_can_be_cancelled(world: SimWorld) -> None:
+    await world.submit({"sbatch": ["--hold"]})
+    await world.until(lambda: world.state() is JobState.HELD, "the job is held", 60)
+    assert world.operator is not None
+    await world.operator.cancel(1, "alice")
+    assert await world.end() is JobState.CANCELLED, world.story()
+
+
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 

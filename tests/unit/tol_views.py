@@ -41,7 +41,7 @@ def slurm_jobs(draw: st.DrawFn, tag: str, number: int) -> SlurmJob:
         user="root",
         status=JobStatus(base, flags),
         state_text=base.value,
-        reason=draw(st.sampled_from(["", "Resources", "launch_failed_requeued_held", "NodeDown"])),
+        reason=draw(st.sampled_from(["", "Resources", "launch_failed_requeued_held", "NodeDown", "JobHeldUser"])),
         submit_time=NOW - 5000,
         start_time=None if waits else draw(moments),
         end_time=draw(maybe(moments)),

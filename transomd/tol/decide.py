@@ -121,15 +121,11 @@ def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) ->
     return stay(view, reason, wants=(Want(kind="probe", since=now - interval, nodes=nodes, job_id=view.job.id),))
 
 
-def _held(view: JobView, world: World, settings: Settings, now: float) -> Decision:
-    return stay(view)
-
-
 _BY_STATE: dict[JobState, Callable[[JobView, World, Settings, float], Decision]] = {
     JobState.SUBMITTED: gate.waiting_for_slurm_job,
     JobState.QUEUED: gate.waiting_for_slurm_job,
     JobState.CHECKING: gate.checking,
     JobState.RUNNING: _running,
     JobState.RECOVERING: recover.recovering,
-    JobState.HELD: _held,
+    JobState.HELD: gate.waiting_for_slurm_job,
 }

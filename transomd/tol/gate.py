@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from transom_slurm.nodesets import fold
+from transom_slurm.stuck import waits_for_person
 from transom_slurm.types import JobBase, SlurmJob
 from transom_sql.records import Event, Incident
 
@@ -93,13 +94,18 @@ def submission(view: JobView, now: float) -> Decision:
 
 
 def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> Decision:
+    command = waits_for_person(job)
+    if command:
+        return _held(view, job, command, now)
     started = job.start_time
     if job.status.base is not JobBase.RUNNING or started is None:
-        return stay(view, f"Slurm job {job.job_id} is {job.state_text.lower()}: {job.reason or 'no reason given'}")
+        said = f"Slurm job {job.job_id} is {job.state_text.lower()}: {job.reason or 'no reason given'}"
+        return Decision(state=JobState.QUEUED, reason=said)
     # A daemon that has just come back gives the launcher its time to report again.
     deadline = max(started, view.report_at) + settings.watch.launcher_start_s
     if now < deadline:
-        return stay(view, f"Slurm job {job.job_id} has started; waiting for its launcher", wake_at=deadline)
+        said = f"Slurm job {job.job_id} has started; waiting for its launcher"
+        return Decision(state=JobState.QUEUED, reason=said, wake_at=deadline)
     return endings.open_incident(
         view,
         now,
@@ -107,6 +113,13 @@ def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> De
         reason=f"no launcher reported within {settings.watch.launcher_start_s:.0f} s of the start of its allocation",
         attempt=with_data(replace(view.attempt, nodes=job.nodes), host=job.batch_host or None),
     )
+
+
+def _held(view: JobView, job: SlurmJob, command: str, now: float) -> Decision:
+    """Say what a person has to do; the job is queued again as soon as Slurm gives another reason."""
+    reason = f"Slurm holds job {job.job_id} ({job.reason}) until a person lets it go: {command}"
+    events = () if view.state is JobState.HELD else (facts.event(view, now, "held", reason),)
+    return Decision(state=JobState.HELD, reason=reason, events=events)
 
 
 def _launcher_reported(view: JobView, report: LauncherReport, job: SlurmJob, now: float) -> Decision:

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 
 from transomd.words import JobState
 
-_ANY_END = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.HELD})
+_ANY_END = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+_STARTED = _ANY_END | {JobState.CHECKING, JobState.RUNNING, JobState.RECOVERING}
 
 MOVES: Mapping[JobState, frozenset[JobState]] = {
-    JobState.SUBMITTED: frozenset({JobState.QUEUED, JobState.FAILED, JobState.CANCELLED, JobState.HELD}),
-    JobState.QUEUED: _ANY_END | {JobState.CHECKING, JobState.RUNNING, JobState.RECOVERING},
+    JobState.SUBMITTED: frozenset({JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.QUEUED: _STARTED | {JobState.HELD},
     JobState.CHECKING: _ANY_END | {JobState.RUNNING, JobState.RECOVERING},
     JobState.RUNNING: _ANY_END | {JobState.RECOVERING},
     JobState.RECOVERING: _ANY_END | {JobState.QUEUED, JobState.CHECKING, JobState.RUNNING},
-    JobState.HELD: frozenset({JobState.RECOVERING, JobState.FAILED, JobState.CANCELLED}),
+    JobState.HELD: _STARTED | {JobState.QUEUED},
     JobState.COMPLETED: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
