@@ -36,7 +36,7 @@ def stuck_jobs(jobs: Iterable[SlurmJob], nodes: Mapping[str, SlurmNode], *, now:
 
 
 def waits_for_person(job: SlurmJob) -> str:
-    """Return the command that lets a waiting job go on which nothing else will; empty where it merely waits its turn."""
+    """Return the command without which a waiting job never goes on; empty where it merely waits its turn."""
     command = _BY_A_PERSON.get(_plain(job.reason)) if job.status.base is JobBase.PENDING else None
     return command.format(job=job.job_id) if command else ""
 

@@ -13,6 +13,11 @@ from transomd.tee.progress import Progress, Stall
 from transomd.tee.tail import Owner, Tailer, rank_of_name
 from transomd.tee.types import Chunk, Evidence
 
+MAX_EXITS = 200
+"""Bad ends of tasks that are kept: as many as a report can carry."""
+FIRST_EXITS = 100
+"""Those that come before what the logs say."""
+
 
 def _owner(name: str) -> Owner | None:
     return Owner() if name == SRUN_LOG else rank_of_name(name)
@@ -31,7 +36,8 @@ class LogWatch:
         self._progress = progress
         self._nodes = nodes
         self._a_node = spec.tasks_per_node
-        self._exits: list[Evidence] = []
+        self._exits: dict[tuple[int | None, str], Evidence] = {}
+        self._more_exits = 0
         self.failing = ""
         self.step: int | None = None
         self.step_at: float | None = None
@@ -54,8 +60,7 @@ class LogWatch:
     def _take(self, chunk: Chunk, now: float) -> None:
         self._matcher.feed(chunk, now)
         if chunk.rank is None:
-            self._exits += detect.srun_exits(chunk.data.decode(errors="replace"), now)
-            self.failing = self.failing or next((e.text for e in self._exits), "")
+            self._take_exits(detect.srun_exits(chunk.data.decode(errors="replace"), now, torn_down=bool(self._exits)))
             return
         self._progress.feed(chunk, now)
         if self._progress.step != self.step:
@@ -63,13 +68,29 @@ class LogWatch:
             if self.first_step is None:
                 self.first_step, self.first_step_at = self._progress.first, now
 
+    def _take_exits(self, found: list[Evidence]) -> None:
+        """Keep the first end of each kind of each rank, as many as there is room for; a log may be flooded."""
+        for one in found:
+            key = (one.rank, one.signature)
+            if key in self._exits:
+                continue
+            if len(self._exits) < MAX_EXITS:
+                self._exits[key] = one
+            else:
+                self._more_exits += 1
+        self.failing = self.failing or (found[0].text if found else "")
+
     def stalled(self, now: float) -> Stall | None:
         """Return how long nothing has moved, if that is too long."""
         return self._progress.stalled(now)
 
     def evidence(self) -> list[Evidence]:
         """Return everything found so far; a rank's evidence gets the node that it ran on."""
-        return [self._placed(e) for e in (*self._exits, *self._matcher.evidence())]
+        exits = list(self._exits.values())
+        more = [detect.more_exits(self._more_exits, exits[-1].at)] if self._more_exits else []
+        # The reader takes so many pieces only, and bad ends must not crowd out what says why.
+        found = (*exits[:FIRST_EXITS], *more, *self._matcher.evidence(), *exits[FIRST_EXITS:])
+        return [self._placed(e) for e in found]
 
     def _placed(self, evidence: Evidence) -> Evidence:
         """Ranks are placed block by block, in the launch's order of nodes (srun's default)."""

@@ -67,16 +67,27 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def srun_exits(text: str, at: float | None) -> list[Evidence]:
-    """Read how each task ended from srun's stderr. After the first bad end, those killed are only torn down."""
+def srun_exits(text: str, at: float | None, *, torn_down: bool = False) -> list[Evidence]:
+    """Read how each task ended from srun's stderr. After the first bad end, those killed are only torn down.
+
+    With ``torn_down`` that first end was in an earlier part of the log. No more than a job can have are returned.
+    """
     found: list[Evidence] = []
     for match in _SRUN_EXIT.finditer(text):
+        if len(found) >= _MAX_RANKS:
+            break
         number = _SRUN_SIGNALS.get(match["word"] or "")
-        told = bool(found) and number in (signal.SIGKILL, signal.SIGTERM)
+        told = (torn_down or bool(found)) and number in (signal.SIGKILL, signal.SIGTERM)
         code = int(match["code"]) if match["code"] else 128 + (number or 0)
         ends = (rank_exit(rank, match["node"], code, at, told=told) for rank in _ranks(match["ranks"]))
         found.extend(end for end in ends if end)
     return found
+
+
+def more_exits(count: int, at: float | None) -> Evidence:
+    """Say that srun's log told of more bad ends than are kept."""
+    text = f"srun said {count} more times that a task ended badly; those are not listed"
+    return Evidence(source="log", signature="EXIT-MORE", text=text, role=Role.CONTEXT, at=at, count=count)
 
 
 def _ranks(text: str) -> Iterator[int]:

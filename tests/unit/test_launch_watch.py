@@ -1,0 +1,55 @@
+"""What the launcher keeps of a launch's logs is bounded, and says what it left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transomd.launch.program import SRUN_LOG
+from transomd.launch.watch import FIRST_EXITS, MAX_EXITS, LogWatch
+from transomd.spec import JobSpec
+from transomd.tee.progress import DEFAULT_PATTERN, Progress
+from transomd.words import Role
+
+SPEC = JobSpec(name="t", command="true", nodes=2, tasks_per_node=1, workdir="/")
+
+
+def watch(logs: Path) -> LogWatch:
+    progress = Progress(DEFAULT_PATTERN, now=0.0, floor_s=60, first_s=60)
+    return LogWatch(logs, SPEC, ("n1", "n2"), progress)
+
+
+def told(logs: Path, text: str, times: int = 1) -> LogWatch:
+    made = watch(logs)
+    for number in range(times):
+        with (logs / SRUN_LOG).open("a") as file:
+            file.write(text)
+        made.poll(100.0 + number)
+    return made
+
+
+def test_a_rank_that_ends_again_and_again_is_told_once(tmp_path: Path) -> None:
+    made = told(tmp_path, "srun: error: n1: task 0: Exited with exit code 1\n", times=50)
+    (one,) = [e for e in made.evidence() if e.source == "exit"]
+    assert (one.rank, one.signature, one.at) == (0, "EXIT", 100.0)
+    assert made.failing == "rank 0 on n1 ended with code 1"
+
+
+def test_a_flood_of_bad_ends_is_bounded_and_hides_no_reason(tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.log").write_text("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n")
+    made = told(tmp_path, "srun: error: n1: tasks 0-15000: Exited with exit code 1\n", times=5)
+    made.poll(200.0, final=True)
+    found = made.evidence()
+    assert sum(e.source == "exit" for e in found) == MAX_EXITS
+    (more,) = [e for e in found if e.signature == "EXIT-MORE"]
+    assert more.role is Role.CONTEXT
+    assert more.text.startswith(f"srun said {5 * (15001 - MAX_EXITS)} more times")
+    reason = next(i for i, e in enumerate(found) if e.rank == 0 and e.source == "log")
+    assert reason <= FIRST_EXITS + 1
+
+
+def test_tasks_that_are_killed_after_the_first_bad_end_are_torn_down_also_later(tmp_path: Path) -> None:
+    made = told(tmp_path, "srun: error: n1: task 0: Exited with exit code 1\n")
+    with (tmp_path / SRUN_LOG).open("a") as file:
+        file.write("srun: error: n2: task 1: Killed\n")
+    made.poll(101.0)
+    assert [e.role for e in made.evidence() if e.source == "exit"] == [Role.CONTEXT, Role.VICTIM]
