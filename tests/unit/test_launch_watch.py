@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
+from transomd.launch.handshake import greet
+from transomd.launch.hub import Hub
 from transomd.launch.program import SRUN_LOG
 from transomd.launch.watch import FIRST_EXITS, MAX_EXITS, LogWatch
 from transomd.spec import JobSpec
@@ -35,7 +39,9 @@ def test_a_rank_that_ends_again_and_again_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_bad_ends_is_bounded_and_hides_no_reason(tmp_path: Path) -> None:
-    (tmp_path / "rank-00000.log").write_text("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n")
+    (tmp_path / "rank-00000.log").write_text(
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"
+    )
     made = told(tmp_path, "srun: error: n1: tasks 0-15000: Exited with exit code 1\n", times=5)
     made.poll(200.0, final=True)
     found = made.evidence()
@@ -53,3 +59,27 @@ def test_tasks_that_are_killed_after_the_first_bad_end_are_torn_down_also_later(
         file.write("srun: error: n2: task 1: Killed\n")
     made.poll(101.0)
     assert [e.role for e in made.evidence() if e.source == "exit"] == [Role.CONTEXT, Role.VICTIM]
+
+
+def test_a_peer_named_by_its_address_gets_its_nodes_name(tmp_path: Path) -> None:
+    line = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.9.0.2]:23451\n"
+    (tmp_path / "rank-00000.log").write_text(line)
+    made = watch(tmp_path)
+    made.poll(100.0, final=True)
+    assert [e.peer_nodes for e in made.evidence()] == [("10.9.0.2",)]
+    assert [e.peer_nodes for e in made.evidence({"10.9.0.2": "n2"})] == [("n2",)]
+
+
+async def test_the_hub_knows_from_where_agents_call() -> None:
+    hub = Hub("secret", time.monotonic)
+    port = await hub.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await greet(reader, writer, "secret", "n1", 1)
+        while not hub.alive(60):
+            await asyncio.sleep(0.01)
+        assert hub._address_of == {"n1": "127.0.0.1"}
+        assert hub.addresses() == {}, "a loopback address tells no nodes apart"
+        writer.close()
+    finally:
+        await hub.close()

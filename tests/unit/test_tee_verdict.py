@@ -12,6 +12,7 @@ from transom_slurm.types import JobBase, JobStatus, NodeStatus, SlurmJob, SlurmN
 
 from transomd.health.types import CheckResult, NodeReport
 from transomd.tee import detect
+from transomd.tee.case import by_address
 from transomd.tee.matcher import Matcher
 from transomd.tee.progress import Stall
 from transomd.tee.types import Chunk, Evidence, Verdict
@@ -310,6 +311,20 @@ def victim(printer: int, peer: str) -> list[Evidence]:
 def test_victims_vote_for_the_peer_that_they_name() -> None:
     verdict = judge([*victim(0, "n3"), *victim(2, "n3"), *victim(6, "n1")])
     assert short(verdict) == ("network", "node", "exclude", ("n3",), ())
+
+
+def test_votes_for_an_address_count_for_the_node_that_has_it() -> None:
+    evidence = [e for rank in (0, 4, 6) for e in log(PEER, rank)]
+    assert judge(evidence).nodes == ()
+    named = fuse(evidence, nodes=NODES, ranks_by_node=RANKS, addresses={"10.9.0.2": "n2", "10.9.0.9": "n9"})
+    assert (named.blame, named.nodes) == (Blame.NODE, ("n2",))
+    foreign = fuse(evidence, nodes=NODES, ranks_by_node=RANKS, addresses={"10.9.0.2": "n9"})
+    assert foreign.nodes == ()
+
+
+def test_an_address_is_a_nodes_only_where_no_other_has_it() -> None:
+    told = {"n1": "10.9.0.1", "n2": "10.9.0.2", "n3": "10.9.0.2", "n4": "127.0.0.1", "n5": "n5", "n6": "fe80::6"}
+    assert by_address(told) == {"10.9.0.1": "n1", "fe80::6": "n6"}
 
 
 def test_one_vote_is_none() -> None:

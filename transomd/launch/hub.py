@@ -13,6 +13,7 @@ from typing import Any
 
 from transomd.launch.agent import LINE_LIMIT
 from transomd.launch.handshake import receive
+from transomd.tee.case import by_address
 
 MAX_STRANGERS = 1024
 """Connections that may be open without having proved that they are an agent's."""
@@ -37,6 +38,7 @@ class Hub:
         self._clock = clock
         self._lines: dict[str, _Line] = {}
         self._heard: dict[str, float] = {}
+        self._address_of: dict[str, str] = {}
         self._numbers = itertools.count(1)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,6 +69,10 @@ class Hub:
         """Return the seconds since the node's agent was last heard; None if it never was."""
         heard = self._heard.get(node)
         return None if heard is None else self._clock() - heard
+
+    def addresses(self) -> dict[str, str]:
+        """Return the node of each address from which an agent called, where it is that node's alone."""
+        return by_address(self._address_of)
 
     async def ask(self, node: str, what: str, timeout_s: float, **arguments: Any) -> Any:
         """Send one request and return its answer. Raises AgentGone, or ValueError with the agent's own error."""
@@ -118,6 +124,7 @@ class Hub:
             self._strangers -= 1
         line = self._lines[node] = _Line(writer, self._clock())
         self._heard[node] = self._clock()
+        self._address_of[node] = str(sock.getpeername()[0])
         try:
             while raw := await reader.readline():
                 self._heard[node] = self._clock()

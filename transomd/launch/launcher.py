@@ -622,7 +622,7 @@ class Launcher:
         if self._logs is not None:
             await asyncio.to_thread(self._logs.poll, time.time(), True)
             self._note_steps(self._logs)
-            evidence += self._logs.evidence()
+            evidence += self._logs.evidence(self.hub.addresses())
         self.launches[-1] = replace(self.launches[-1], ended_at=time.time(), end_reason=why)
         self.failure = FailureReport(
             epoch=launch.epoch,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from transomd.launch.program import SRUN_LOG
 from transomd.spec import JobSpec
@@ -21,6 +23,11 @@ FIRST_EXITS = 100
 
 def _owner(name: str) -> Owner | None:
     return Owner() if name == SRUN_LOG else rank_of_name(name)
+
+
+def _named(evidence: Evidence, addresses: Mapping[str, str]) -> Evidence:
+    peers = tuple(addresses.get(peer.partition("%")[0], peer) for peer in evidence.peer_nodes)
+    return evidence if peers == evidence.peer_nodes else replace(evidence, peer_nodes=peers)
 
 
 class LogWatch:
@@ -84,13 +91,16 @@ class LogWatch:
         """Return how long nothing has moved, if that is too long."""
         return self._progress.stalled(now)
 
-    def evidence(self) -> list[Evidence]:
-        """Return everything found so far; a rank's evidence gets the node that it ran on."""
+    def evidence(self, addresses: Mapping[str, str] = MappingProxyType({})) -> list[Evidence]:
+        """Return everything found so far; a rank's evidence gets the node that it ran on.
+
+        Peers that are named by one of ``addresses`` get the name of their node.
+        """
         exits = list(self._exits.values())
         more = [detect.more_exits(self._more_exits, exits[-1].at)] if self._more_exits else []
         # The reader takes so many pieces only, and bad ends must not crowd out what says why.
         found = (*exits[:FIRST_EXITS], *more, *self._matcher.evidence(), *exits[FIRST_EXITS:])
-        return [self._placed(e) for e in found]
+        return [_named(self._placed(e), addresses) for e in found]
 
     def _placed(self, evidence: Evidence) -> Evidence:
         """Ranks are placed block by block, in the launch's order of nodes (srun's default)."""

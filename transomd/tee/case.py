@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -61,10 +63,12 @@ def prepare(
     nodes: Sequence[str],
     ranks_by_node: Mapping[str, Sequence[int]],
     previous: Sequence[Verdict],
+    addresses: Mapping[str, str],
 ) -> Case:
     """Return the case: evidence about foreign nodes loses its node, what is too old is left out, the rest is sorted."""
     node_of = {rank: node for node, ranks in ranks_by_node.items() for rank in ranks}
     known = {name: node for node in nodes for name in (node, node.partition(".")[0])}
+    known |= {address: node for address, node in addresses.items() if node in nodes}
     placed = [_place(one, known, node_of) for one in evidence]
     recent = _recent(placed)
     single = len({one.file for one in recent if one.file}) == 1
@@ -86,7 +90,20 @@ def _place(one: Evidence, known: Mapping[str, str], node_of: Mapping[int, str]) 
 def _known(name: str, known: Mapping[str, str]) -> str:
     if not known:
         return "" if _ADDRESS.fullmatch(name) else name
-    return known.get(name) or known.get(name.partition(".")[0], "")
+    return known.get(name.partition("%")[0]) or known.get(name.partition(".")[0], "")
+
+
+def by_address(address_of: Mapping[str, str]) -> dict[str, str]:
+    """Return the node of each address that is one node's alone; a loopback address is everybody's own."""
+    shared = Counter(address_of.values())
+    return {address: node for node, address in address_of.items() if shared[address] == 1 and _is_far(address)}
+
+
+def _is_far(address: str) -> bool:
+    try:
+        return not ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _recent(evidence: Sequence[Evidence]) -> list[Evidence]:

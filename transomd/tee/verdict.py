@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from transomd.tee import hang, rules, sentences
 from transomd.tee.case import Case, prepare
@@ -66,13 +67,15 @@ def fuse(
     nodes: Sequence[str],
     ranks_by_node: Mapping[str, Sequence[int]],
     previous: Sequence[Verdict] = (),
+    addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> Verdict:
     """Return the verdict on one failure.
 
     ``nodes`` are those of the launch; empty where they are not known, and then names found in logs are believed.
-    ``previous`` are the verdicts on earlier failures of the same job, oldest first.
+    ``previous`` are the verdicts on earlier failures of the same job, oldest first. ``addresses`` maps the addresses
+    by which logs may name nodes to the nodes.
     """
-    case = prepare(evidence, nodes, ranks_by_node, previous)
+    case = prepare(evidence, nodes, ranks_by_node, previous, addresses)
     verdict = next(found for rule in RULES if (found := rule(case)) is not None)
     verdict = _sound(_seen_again(verdict, case))
     rest = [one for one in case.evidence if one not in verdict.evidence]

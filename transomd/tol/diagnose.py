@@ -10,6 +10,7 @@ from transom_sql.records import Incident
 
 from transomd.settings import Settings
 from transomd.tee import detect
+from transomd.tee.case import by_address
 from transomd.tee.types import Evidence, Verdict
 from transomd.tee.verdict import fuse
 from transomd.tee.wire import read_verdict
@@ -75,7 +76,10 @@ def _verdict(view: JobView, incident: Incident, world: World, job: SlurmJob | Ab
     evidence = [*_from_launcher(view, incident), *_from_slurm(view, world, job, now)]
     for node in facts.probed(world, nodes, float(incident.data.get("opened_at", 0.0))).values():
         evidence += detect.probe(node)
-    return fuse(evidence, nodes=used, ranks_by_node=ranks, previous=list(_previous(view, incident)))
+    known = world.slurm.nodes or {}
+    addresses = by_address({node: known[node].address for node in used if node in known})
+    earlier = list(_previous(view, incident))
+    return fuse(evidence, nodes=used, ranks_by_node=ranks, previous=earlier, addresses=addresses)
 
 
 def _from_launcher(view: JobView, incident: Incident) -> Iterator[Evidence]:
