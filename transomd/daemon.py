@@ -36,6 +36,7 @@ from transomd.preflight import examine, report
 from transomd.rights import Rights
 from transomd.service import notify_systemd
 from transomd.settings import Settings
+from transomd.tee.catalogue import ready
 from transomd.tol.act import Actor
 from transomd.tol.loop import Operator
 from transomd.tol.manual import Hands
@@ -198,6 +199,7 @@ def main(argv: list[str] | None = None) -> int:
             found = asyncio.run(examine(settings))
             print(report(found))
             return int(exit_code(found))
+        ready()
         with only_one(Path(settings.daemon.state_dir)):
             asyncio.run(_amain(Daemon(settings, args.config, inbox)))
     except (TransomError, StoreError) as error:

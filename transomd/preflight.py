@@ -20,9 +20,11 @@ from transom_sql.store import StoreError
 from transom_sql.upgrade import current, newest
 
 from transomd.doctor import Finding, slurm_findings
+from transomd.errors import TransomError
 from transomd.health.ssh import SshFailure, SshPool
 from transomd.rights import ssh_settings
 from transomd.settings import Settings
+from transomd.tee.catalogue import ready
 from transomd.words import Level
 
 NO_NODE = "transom-no-such-node"
@@ -35,7 +37,7 @@ def _told(section: str, level: Level, text: str, next: str = "") -> Finding:
 
 async def examine(settings: Settings) -> list[Finding]:
     """Look at everything."""
-    found = [*places(settings), *_ports(settings), *database(settings), *keys(settings)]
+    found = [*places(settings), *_ports(settings), *database(settings), *keys(settings), signatures()]
     return found + await _slurm(settings)
 
 
@@ -112,6 +114,15 @@ def database(settings: Settings) -> list[Finding]:
         return [_told("database", Level.OK, f"{shown} at revision {revision or 'none yet: it is empty'}")]
     said = f"{shown} is at revision {revision}, this transom's is {wanted}"
     return [_told("database", Level.NOTE, said, "docs/database.md: upgrade")]
+
+
+def signatures() -> Finding:
+    """Look at the data file of what failures look like, all of it."""
+    try:
+        count = len(ready().signatures)
+    except TransomError as error:
+        return _told("daemon", Level.PROBLEM, str(error), error.hint)
+    return _told("daemon", Level.OK, f"{count} failure signatures are read")
 
 
 def keys(settings: Settings) -> list[Finding]:

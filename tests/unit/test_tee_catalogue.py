@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
-from transomd.tee.catalogue import Catalogue, Signature, load, parse
+from transomd import daemon, preflight
+from transomd.tee.catalogue import Catalogue, Signature, load, parse, ready
 from transomd.tee.clean import decode, split_prefix
 from transomd.tee.prefilter import compile_prefilter
-from transomd.words import Action, Blame, FailureClass, Role
+from transomd.words import Action, Blame, ExitCode, FailureClass, Level, Role
 
 CATALOGUE = load()
 ALL = [*CATALOGUE.signatures, *CATALOGUE.xids.values()]
@@ -153,3 +156,50 @@ def test_victims_blame_nobody() -> None:
 def test_every_class_but_those_of_detectors_is_used() -> None:
     used = {one.failure_class for one in ALL}
     assert set(FailureClass) - used == {FailureClass.CANCELLED}
+
+
+BROKEN = """
+[[signature]]
+id = "X"
+source = "log"
+regex = '(unclosed'
+anchors = ["x"]
+examples = ["x"]
+class = "host"
+blame = "node"
+role = "root"
+action = "exclude"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BROKEN, "signature X: missing )"),
+        ("[[signature]\n", "signatures.toml"),
+        ("[[xid]]\ncode = 7\n", "an entry of xid has no"),
+        (BROKEN.replace('"host"', '"hosts"'), "signature X: 'hosts'"),
+    ],
+)
+def test_a_broken_data_file_is_told_when_the_daemon_starts(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the start and in --check, not with the first failure of a job."""
+    monkeypatch.setattr(daemon, "ready", lambda: ready(lambda: parse(text)))
+    monkeypatch.setattr(preflight, "ready", lambda: ready(lambda: parse(text)))
+    site = tmp_path / "site.toml"
+    site.write_text(f'[daemon]\nstate_dir = "{tmp_path}/state"\nsocket = "{tmp_path}/sock"\n')
+    mask = os.umask(0o077)
+    try:
+        assert daemon.main(["--config", str(site)]) == ExitCode.ERROR
+    finally:
+        os.umask(mask)
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
+    found = preflight.signatures()
+    assert (found.level, found.next) == (Level.PROBLEM, "install transom again")
+    assert said in found.text
+
+
+def test_the_packages_own_data_file_is_sound() -> None:
+    assert preflight.signatures().level is Level.OK

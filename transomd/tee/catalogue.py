@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import import_module, resources
 from typing import Any
 
+from transomd.errors import TransomError
 from transomd.words import Action, Blame, FailureClass, Role
 
 _toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -83,10 +84,36 @@ def load() -> Catalogue:
     return parse(resources.files("transomd.tee").joinpath("signatures.toml").read_text(encoding="utf-8"))
 
 
+def ready(read: Callable[[], Catalogue] = load) -> Catalogue:
+    """Load the catalogue and compile all of it, so that a fault in it is not met with the first failure of a job.
+
+    Raises TransomError. About 15 ms more.
+    """
+    try:
+        catalogue = read()
+        for signature in catalogue.signatures:
+            _compiled(signature)
+    except (OSError, ValueError) as error:
+        raise TransomError(
+            f"reading the failure signatures transomd/tee/signatures.toml: {error}", hint="install transom again"
+        ) from error
+    return catalogue
+
+
+def _compiled(signature: Signature) -> None:
+    try:
+        signature.pattern  # noqa: B018 - compiled by being asked for
+    except re.error as error:
+        raise ValueError(f"signature {signature.id}: {error}") from error
+
+
 def parse(text: str) -> Catalogue:
     """Read a catalogue. Raises ValueError naming the signature that is wrong."""
     data = _toml.loads(text)
-    xids = dict(_xid_entries(data.get("xid", [])))
+    try:
+        xids = dict(_xid_entries(data.get("xid", [])))
+    except KeyError as error:
+        raise ValueError(f"an entry of xid has no {error}") from error
     limited = [entry for entry in data.get("xid", []) if "only" in entry]
     only = {code: re.compile(entry["only"]) for entry in limited for code in _codes(entry)}
     return Catalogue(signatures=tuple(map(_signature, data.get("signature", []))), xids=xids, fatal_only=only)
