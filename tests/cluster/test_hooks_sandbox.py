@@ -227,7 +227,8 @@ def test_transoms_own_job_goes_on_without_the_node(hooks: HookSite) -> None:
         (incident,) = detail["incidents"]
         assert (incident["blame"], incident["nodes"]) == ("node", ["n2"])
         assert incident["class"] in ("host", "gpu-hardware"), "the prolog's failure, or what the probe found behind it"
-        assert hooks.node("n2")["Reason"].startswith("transom[gpu-count] Prolog error job=")
+        reason = "transom[gpu-count] Prolog error job="
+        site.wait(lambda: hooks.node("n2")["Reason"].startswith(reason), "the reason names the check", 20)
         assert len(history(site, "n2", "drained")) == 1
 
 
