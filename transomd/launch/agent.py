@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from transomd.launch.handshake import greet
+from transomd.launch.ports import free_port
 from transomd.launch.ranks import find_ranks, kill_ranks
 from transomd.launch.rundir import RunDir
 
@@ -98,7 +99,7 @@ class Agent:
             left = await asyncio.to_thread(kill_ranks, self.job_id, epoch, grace_s=grace, deadline_s=grace + 8)
             return [p.to_json() for p in left]
         if what == "port":
-            return _free_port()
+            return free_port()
         if what == "probe":
             return await _probe(dict(request.get("options", {})))
         raise ValueError(f"unknown request {what!r}")
@@ -112,13 +113,6 @@ def _notice_dead_peers(writer: asyncio.StreamWriter) -> None:
     """Let the kernel give up soon on a launcher whose node lost power: it sends no end of the connection."""
     sock: socket.socket = writer.get_extra_info("socket")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 4000)
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.bind(("", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def _probe(options: dict[str, Any]) -> Any:
