@@ -108,7 +108,12 @@ class Guarded:
             return call
         if asyncio.iscoroutinefunction(call):
             return lambda *a, **k: self._asynchronous(name, call, a, k)
-        return lambda *a, **k: self._synchronous(name, call, a, k)
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return self._synchronous(name, call, args, kwargs)
+
+        guarded.__name__ = name
+        return guarded
 
     def _pass(self, name: str, where: str) -> None:
         if self._world.daemon != self._daemon or self._world.dead:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from transom_sql.records import Event, Intent
-from transom_sql.store import Change
+from transom_sql.store import Change, StoreError
 
 from transomd.log import about
 from transomd.tol.act import Actor, Outcome
@@ -99,8 +99,9 @@ class Acts:
             async with self._lock:
                 await self._finish(intent, outcome)
                 await self._done(intent)
-        except Exception:
-            log.exception("%s: its outcome could not be recorded; it is looked at again", intent.key)
+        except Exception as error:
+            if not isinstance(error, StoreError):
+                log.exception("%s: its outcome could not be recorded; it is looked at again", intent.key)
             self.due(self._clock() + AGAIN_S)
         finally:
             self._tasks.pop(intent.key, None)

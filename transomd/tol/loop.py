@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from transom_sql.records import Event, Intent, Job, Switch
-from transom_sql.store import Change, Conflict, Store
+from transom_sql.store import Change, Conflict, Store, StoreError
 
 from transomd.api.wire import Directive, LauncherReport
 from transomd.errors import NotFoundError
@@ -29,6 +29,7 @@ from transomd.tol.draining import DrainDesk
 from transomd.tol.hearing import Hearing
 from transomd.tol.intake import sound
 from transomd.tol.observe import Observer
+from transomd.tol.outage import StoreOutage
 from transomd.tol.plausible import known_nodes, plausible
 from transomd.tol.switches import PAUSE, goes_on_while_paused, held_directive, pause_sentence, withheld
 from transomd.tol.view import Decision, JobView, SlurmView, World, merged
@@ -76,6 +77,7 @@ class Operator:
         self._acts = Acts(actor, self, clock, self._lock, self._watcher, self._acted)
         self._drains = DrainDesk(actor, self, self._watcher)
         self._hearing = Hearing(clock)
+        self._outage = StoreOutage()
         self._wake = asyncio.Event()
         self._look_at = 0.0
         self._quick_s = QUICK_S
@@ -86,6 +88,11 @@ class Operator:
         try:
             answer = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: call(*args, **kwargs))
             ok = True
+            self._outage.worked(call.__name__)
+        except StoreError as error:
+            if not isinstance(error, Conflict):
+                self._outage.failed(call.__name__, error)
+            raise
         finally:
             took = time.monotonic() - began
             self._watcher.stored(took, ok)
@@ -162,7 +169,8 @@ class Operator:
             try:
                 log.debug("%s", await self.step())
             except Exception as error:
-                log.exception("a cycle failed; the next one tries again")
+                if not isinstance(error, StoreError):
+                    log.exception("a cycle failed; the next one tries again")
                 self._look_at = self._clock() + self._settings.daemon.cycle_s
                 self._watcher.cycled(time.monotonic() - began, error)
             await self._rest()
@@ -227,13 +235,17 @@ class Operator:
         return sum([await self._settle(job_id) for job_id in jobs])
 
     async def _settle(self, job_id: int) -> int:
-        """Decide about one job. A fault in a rule is logged and keeps no other job from its turn."""
+        """Decide about one job. A fault in a rule is logged and keeps no other job from its turn.
+
+        That the database failed is said already.
+        """
         try:
             view = self._views.get(job_id)
             with about(job=job_id, attempt=view.job.attempt if view else None):
                 return await self._decide(job_id)
-        except Exception:
-            log.exception("job %d: no decision could be made or recorded; the next cycle tries again", job_id)
+        except Exception as error:
+            if not isinstance(error, StoreError):
+                log.exception("job %d: no decision could be made or recorded; the next cycle tries again", job_id)
             self._wakes.pop(job_id, None)
             return 0
 
