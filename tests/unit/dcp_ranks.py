@@ -1,0 +1,212 @@
+"""Ranks that save and load through torch.distributed.checkpoint, beside DCP's own files: ``dcp_ranks.py WHAT N DIR``.
+
+The ranks are forked from one process that has imported torch, which takes longer than all that they do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from transomd.tce.dcp import TransomStorageReader, TransomStorageWriter, load_newest
+
+# Rows: divided evenly by 4, unevenly, fewer than ranks (empty shards), none at all.
+ROWS = (8, 10, 2, 1, 0)
+
+
+def whole(rows: int, seed: int) -> torch.Tensor:
+    """What a tensor holds, on any rank."""
+    return torch.rand(rows, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def tensors(fill: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """A state of sharded, replicated and plain tensors, and of values that are no tensors."""
+    world = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    state: dict[str, Any] = {}
+    for rows in ROWS:
+        data = fill(whole(rows, rows))
+        state[f"rows{rows}"] = distribute_tensor(data, mesh, [Shard(0)])
+        state[f"columns{rows}"] = distribute_tensor(data, mesh, [Shard(1)])
+    state["half"] = distribute_tensor(fill(whole(7, 1).to(torch.bfloat16)), mesh, [Shard(0)])
+    state["same"] = distribute_tensor(fill(whole(3, 2)), mesh, [Replicate()])
+    if world % 2 == 0:
+        square = init_device_mesh("cpu", (2, world // 2))
+        state["square"] = distribute_tensor(fill(whole(5, 3)), square, [Shard(0), Shard(1)])
+    else:
+        state["square"] = distribute_tensor(fill(whole(5, 3)), mesh, [Shard(0)])
+    return {**state, "plain": fill(whole(4, 4)), "nested": {"list": [fill(torch.tensor(5.0)), "word"]}}
+
+
+def model_of(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model under FSDP2 whose layers no number of ranks divides."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + seed)
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def trained(model: torch.nn.Module, optimizer: torch.optim.Optimizer, full: bool = False) -> dict[str, Any]:
+    """The state of both, sharded or gathered."""
+    options = StateDictOptions(full_state_dict=full, cpu_offload=full)
+    return {
+        "model": get_model_state_dict(model, options=options),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+    }
+
+
+def save(place: Path) -> None:
+    """Save the same state through transom (step 1; step 2 asynchronously) and through DCP's own writer."""
+    model, optimizer = model_of(0)
+    state = {**tensors(lambda t: t), **trained(model, optimizer)}
+    writer = TransomStorageWriter(place / "transom")
+    dcp.save(state, storage_writer=writer, checkpoint_id="1")
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(place / "dcp"))
+    pending = dcp.async_save(state, storage_writer=writer, checkpoint_id="2")
+    # What is changed now must not be in it.
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and name != "plain":
+            (value.to_local() if isinstance(value, DTensor) else value).zero_()
+    pending.result()
+    full = trained(model, optimizer, full=True)
+    if dist.get_rank() == 0:
+        torch.save(full, place / "full.pt")
+
+
+def load(place: Path) -> None:
+    """Load with this number of ranks; what transom and what DCP's own reader bring must be what was saved."""
+    ours, theirs = tensors(torch.zeros_like), tensors(torch.zeros_like)
+    dcp.load(ours, storage_reader=TransomStorageReader(place / "transom"))
+    dcp.load(theirs, storage_reader=dcp.FileSystemReader(place / "dcp"))
+    same(ours, theirs, "state")
+    same(gathered(ours), gathered(tensors(lambda t: t)), "state")
+    model, optimizer = model_of(1)
+    sharded = trained(model, optimizer)
+    step = load_newest(sharded, place / "transom")
+    assert step == 2, step
+    set_model_state_dict(model, sharded["model"])
+    set_optimizer_state_dict(model, optimizer, sharded["optimizer"])
+    full = trained(model, optimizer, full=True)
+    if dist.get_rank() == 0:
+        same(full, torch.load(place / "full.pt"), "trained")
+
+
+def load_damaged(place: Path) -> None:
+    """Step 2 is damaged: it is named on all ranks and nothing of it reaches the state; then step 1 is loaded."""
+    state = tensors(torch.zeros_like)
+    reader = TransomStorageReader(place / "transom", step=2)
+    refused(lambda: dcp.load(state, storage_reader=reader), "rank-00001.safetensors: tensor rows10@3,0 is damaged")
+    same(gathered(state), gathered(tensors(torch.zeros_like)), "untouched")
+    assert load_newest(state, place / "transom") == 1
+    same(gathered(state), gathered(tensors(lambda t: t)), "state")
+
+
+def fail(place: Path) -> None:
+    """One rank cannot write: all ranks are told, no checkpoint is there, and the next save is good."""
+    writer = TransomStorageWriter(place / "transom", epoch=1)
+    state = tensors(lambda t: t)
+    if dist.get_rank() == 1:
+        (place / "transom" / "step-000000003.epoch-000001" / "rank-00001.safetensors").mkdir(parents=True)
+    dist.barrier()
+    refused(
+        lambda: dcp.save(state, storage_writer=writer, checkpoint_id="3"),
+        "step 3: rank 1 could not write its checkpoint",
+    )
+    dcp.save(state, storage_writer=writer, checkpoint_id="4")
+
+
+def refused(action: Callable[[], object], said: str) -> None:
+    """Raise unless the action fails on this rank too, with these words."""
+    try:
+        action()
+    except dcp.api.CheckpointException as error:
+        if said in str(error):
+            return
+        raise
+    raise AssertionError(f"nothing said: {said}")
+
+
+def gathered(state: Any) -> Any:
+    """The state with whole tensors."""
+    if isinstance(state, dict):
+        return {key: gathered(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [gathered(value) for value in state]
+    return state.full_tensor() if isinstance(state, DTensor) else state
+
+
+def same(one: Any, other: Any, path: str) -> None:
+    """Raise unless both are equal to the bit."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            same(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        for index, item in enumerate(one):
+            same(item, other[index], f"{path}.{index}")
+    elif isinstance(one, torch.Tensor):
+        if isinstance(one, DTensor):
+            one, other = one.to_local(), other.to_local()
+        assert one.dtype == other.dtype, path
+        assert torch.equal(one, other), path
+    else:
+        assert one == other, path
+
+
+def run(what: str, rank: int, world: int, place: Path) -> int:
+    """Be one rank; returns the exit code."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{place}/{what}-{world}", rank=rank, world_size=world)
+        globals()[what](place)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main() -> int:
+    """Fork the ranks and wait for them."""
+    what, world, place = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    children = []
+    for rank in range(world):
+        child = os.fork()
+        if not child:
+            code = run(what, rank, world, place)
+            sys.stderr.flush()
+            os._exit(code)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

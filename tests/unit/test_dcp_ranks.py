@@ -1,0 +1,65 @@
+"""Real ranks over gloo: FSDP2, DTensor, other numbers of ranks, damage and failure, each told to every rank."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transomd.tce.catalogue import list_checkpoints, verify
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).with_name("dcp_ranks.py")
+
+
+def ranks(what: str, count: int, place: Path) -> None:
+    words = [sys.executable, str(PROGRAM), what, str(count), str(place)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four ranks saved, through transom and through DCP's own writer."""
+    place = tmp_path_factory.mktemp("dcp")
+    ranks("save", 4, place)
+    return place
+
+
+def test_what_four_ranks_saved_is_whole(saved: Path) -> None:
+    found = list_checkpoints(saved / "transom")
+    assert [(item.step, item.epoch, item.complete, item.ranks) for item in found] == [(2, 1, True, 4), (1, 1, True, 4)]
+    assert [verify(item.path) for item in found] == [[], []]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_another_number_of_ranks_loads_it_as_dcps_own_reader_does(saved: Path, count: int) -> None:
+    ranks("load", count, saved)
+
+
+def test_damage_is_named_on_every_rank_and_nothing_is_loaded(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "transom", tmp_path / "transom")
+    data = list_checkpoints(tmp_path / "transom")[0].path / "rank-00001.safetensors"
+    content = bytearray(data.read_bytes())
+    manifest = json.loads((data.parent / "rank-00001.json").read_text())
+    (tensor,) = [t for t in manifest["parts"][0]["files"][0]["tensors"] if t["name"] == "rows10@3,0"]
+    content[tensor["offset"]] ^= 1
+    data.write_bytes(content)
+    ranks("load_damaged", 2, tmp_path)
+
+
+def test_one_rank_that_cannot_write_fails_the_save_on_all(tmp_path: Path) -> None:
+    ranks("fail", 2, tmp_path)
+    (found,) = [item for item in list_checkpoints(tmp_path / "transom") if item.complete]
+    assert (found.step, verify(found.path)) == (4, [])
+
+
+def test_whenever_it_is_killed_the_last_save_that_returned_is_there(tmp_path: Path) -> None:
+    words = [sys.executable, str(PROGRAM.with_name("dcp_killed.py")), str(tmp_path), "25", "7"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -1,0 +1,91 @@
+"""Loading the newest checkpoint that is good on every rank: a damaged one is named and the next older one tried."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from transomd.tce.dcp.facts import DAMAGED, DamagedError, folders
+from transomd.tce.dcp.reader import TransomStorageReader
+from transomd.tce.errors import CheckpointError
+from transomd.tce.manifest import parse_step_folder
+
+log = logging.getLogger("transom.tce")
+
+
+def load_newest(
+    state_dict: dict[str, Any],
+    directory: str | os.PathLike[str],
+    *,
+    resume_step: int | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    planner: Callable[[], LoadPlanner] | None = None,
+) -> int | None:
+    """Do ``dcp.load`` from the newest checkpoint of at most ``resume_step`` that is good on every rank.
+
+    Returns its step; None: there is nothing to resume from. Every rank of the group must call it. Raises
+    CheckpointError if there are checkpoints and none is good: nothing was loaded then.
+    """
+    place = Path(os.path.abspath(directory))
+    refuted: dict[str, str] = {}
+    while (name := _agreed(place, resume_step, refuted, process_group)) is not None:
+        step, _ = parse_step_folder(name) or (0, 0)
+        reader = _Reader(place / name)
+        try:
+            load(
+                state_dict,
+                storage_reader=reader,
+                planner=planner() if planner else None,
+                process_group=process_group,
+            )
+        except CheckpointException as error:
+            refuted[name] = _damage(error)
+            log.warning("%s: %s; trying the next older checkpoint", place, refuted[name])
+            continue
+        return step
+    if refuted:
+        raise CheckpointError(
+            f"{place} holds checkpoints and none can be loaded: {'; '.join(refuted.values())}",
+            hint="see 'transom ckpt verify'; to start from the beginning, move them to another directory",
+        )
+    return None
+
+
+class _Reader(TransomStorageReader):
+    """Reads one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder.parent)
+        self._wanted = folder
+
+    def find(self) -> Path:
+        """That folder."""
+        return self._wanted
+
+
+def _agreed(place: Path, bound: int | None, refuted: dict[str, str], group: dist.ProcessGroup | None) -> str | None:
+    """The newest folder that every rank sees and that was not refuted."""
+    mine = [folder.name for folder in folders(place, bound) if folder.name not in refuted]
+    if not (dist.is_available() and dist.is_initialized()):
+        return mine[0] if mine else None
+    everyones: list[list[str] | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, mine, group=group)
+    common = set(mine).intersection(*(names for names in everyones if names is not None))
+    return next((name for name in mine if name in common), None)
+
+
+def _damage(error: CheckpointException) -> str:
+    """What is damaged; raises ``error`` if a rank failed for another reason, which no older checkpoint would heal."""
+    causes = [failure[0] for failure in error.failures.values()]
+    # DCP wraps what comes from reading metadata into an error of its own, of which only the words are left.
+    if not all(isinstance(cause, DamagedError) or DAMAGED in str(cause) for cause in causes):
+        raise error
+    return "; ".join(dict.fromkeys(str(cause) for cause in causes))

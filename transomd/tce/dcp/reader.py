@@ -1,0 +1,173 @@
+"""``TransomStorageReader``: what torch.distributed.checkpoint loads through."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from transomd.tce.dcp import commit, staging
+from transomd.tce.dcp.facts import Chunk, Facts, Stored, TensorFacts, folders, read_facts
+from transomd.tce.dcp.values import check_loadable
+from transomd.tce.dcp.writer import step_of
+from transomd.tce.environment import at_least, from_environment
+from transomd.tce.errors import CheckpointError
+
+
+class TransomStorageReader(StorageReader):
+    """Loads from ``directory`` the checkpoint of ``step`` (or of ``checkpoint_id``); None: the newest complete one.
+
+    ``resume_step`` bounds the step that may be chosen. Before anything reaches the program, every rank verifies the
+    bytes that it would load: damage is named and raised on all ranks.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, step: int | None = None, resume_step: int | None = None
+    ) -> None:
+        super().__init__()
+        self.directory = Path(os.path.abspath(directory))
+        self.step = None if step is None else at_least(step, 0, "step")
+        self.resume_step = None if resume_step is None else at_least(resume_step, 0, "resume_step")
+        self._folder: Path | None = None
+        self._chunks: dict[MetadataIndex, Chunk] = {}
+
+    @classmethod
+    def from_env(cls, **overrides: Any) -> TransomStorageReader:
+        """The reader that transom's launcher describes: TRANSOM_CHECKPOINT_DIR and TRANSOM_RESUME_STEP."""
+        found = from_environment(os.environ, {"rank": 0, "world_size": 1, **overrides})
+        arguments = {key: value for key, value in found.items() if key in ("directory", "resume_step")}
+        return cls(**{**arguments, **overrides})
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a load, of the step ``checkpoint_id`` if it is given."""
+        self._folder = None
+        if checkpoint_id is not None:
+            self.step = step_of(checkpoint_id)
+
+    # Without **kwargs DCP does not ask a second time, for metadata of single ranks, where there is none.
+    def read_metadata(self) -> Metadata:
+        """What the checkpoint holds. CheckpointError if there is none, DamagedError if its facts are damaged."""
+        self._folder = self.find()
+        facts = read_facts(self._folder)
+        chunks = _chunks(facts)
+        about: dict[str, Any] = {fqn: _described(tensor) for fqn, tensor in facts.tensors.items()}
+        about.update({fqn: BytesStorageMetadata() for fqn in facts.values})
+        meta = StorageMeta(checkpoint_id=str(self._folder))
+        return Metadata(about, planner_data=facts.paths, storage_data=chunks, storage_meta=meta)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take over where the bytes are."""
+        self._chunks = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Verify every byte that this rank would load; DamagedError names the first tensor that is damaged."""
+        folder = self._at()
+        for stored in {self._chunks[item.storage_index].stored: None for item in _in_order(plan.items, self._chunks)}:
+            staging.check(folder, stored)
+        return replace(plan, storage_data=folder.name)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Check that all ranks load one checkpoint. On the coordinator."""
+        names = sorted({str(plan.storage_data) for plan in plans})
+        if len(names) > 1:
+            raise CheckpointError(
+                f"{self.directory}: the ranks see different checkpoints as the newest: {', '.join(names)}",
+                hint="name the step: TransomStorageReader(directory, step=N), or use load_newest",
+            )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Bring the bytes into the program, each verified once more as it is read."""
+        folder = self._at()
+        last: tuple[Stored, torch.Tensor] | None = None
+        for item in _in_order(plan.items, self._chunks):
+            chunk = self._chunks[item.storage_index]
+            if last is None or last[0] != chunk.stored:
+                last = None
+                last = chunk.stored, staging.get(folder, chunk.stored, chunk.sizes)
+            _bring(item, last[1], planner)
+        commit.RESUMED.add(folder)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether ``checkpoint_id`` is a step."""
+        return str(checkpoint_id).isdecimal()
+
+    def find(self) -> Path:
+        """The folder that would be loaded; CheckpointError if there is none."""
+        try:
+            found = folders(self.directory, self.resume_step if self.step is None else self.step)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
+        which = ""
+        if self.step is not None:
+            which = f" of step {self.step}"
+            found = [folder for folder in found if folder.name.startswith(f"step-{self.step:09d}.")]
+        if not found:
+            raise CheckpointError(
+                f"{self.directory} holds no complete checkpoint{which} that torch.distributed.checkpoint wrote",
+                hint=f"transom ckpt list {self.directory}",
+            )
+        return found[0]
+
+    def _at(self) -> Path:
+        assert self._folder is not None
+        return self._folder
+
+
+def _chunks(facts: Facts) -> dict[MetadataIndex, Chunk]:
+    found = {MetadataIndex(fqn): Chunk((), (stored.bytes,), stored) for fqn, stored in facts.values.items()}
+    for fqn, tensor in facts.tensors.items():
+        found.update({MetadataIndex(fqn, chunk.offsets): chunk for chunk in tensor.chunks})
+    return found
+
+
+def _described(tensor: TensorFacts) -> TensorStorageMetadata:
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    boxes = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
+    properties = TensorProperties(dtype=dtype, requires_grad=tensor.requires_grad)
+    return TensorStorageMetadata(properties, torch.Size(tensor.shape), boxes)
+
+
+def _in_order(items: Sequence[ReadItem], chunks: dict[MetadataIndex, Chunk]) -> list[ReadItem]:
+    """As the bytes lie in the files."""
+    return sorted(items, key=lambda item: _place(chunks[item.storage_index].stored))
+
+
+def _place(stored: Stored) -> tuple[str, int, str]:
+    return stored.file, stored.offset, stored.name
+
+
+def _bring(item: ReadItem, tensor: torch.Tensor, planner: LoadPlanner) -> None:
+    if item.type == LoadItemType.BYTE_IO:
+        content = bytes(staging.bytes_of(tensor))
+        check_loadable(item.dest_index.fqn, content)
+        planner.load_bytes(item, io.BytesIO(content))
+        return
+    for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        tensor = tensor.narrow(dim, offset, length)
+    target = planner.resolve_tensor(item).detach()
+    if target.shape != tensor.shape:
+        raise CheckpointError(f"{item.dest_index.fqn}: {list(tensor.shape)} do not fit into {list(target.shape)}")
+    target.copy_(tensor)
+    planner.commit_tensor(item, target)
