@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,19 @@ def test_slurm_does_not_answer(server: Recorded) -> None:
     server.on("GET /v1/nodes", (200, {"nodes": [], "slurm": {"ok": False, "error": "scontrol: timed out"}}))
     done = transom("nodes", socket=server.socket)
     assert done.stdout.splitlines() == [
-        "Slurm does not answer, so this is what was last known: scontrol: timed out",
+        "Slurm has not answered since transomd was started: scontrol: timed out",
         "no nodes are known yet",
     ]
+    assert transom("nodes", "n1", socket=server.socket).returncode == 0, "that there is no such node is not known"
+
+
+def test_what_was_last_known_of_nodes_is_marked(server: Recorded) -> None:
+    slurm = {"ok": False, "at": time.time() - 90, "error": "scontrol: timed out"}
+    server.on("GET /v1/nodes", (200, {"nodes": [a_node("n1", stale=True)], "slurm": slurm}))
+    lines = transom("nodes", "n1", socket=server.socket).stdout.splitlines()
+    assert lines[0].startswith("Slurm does not answer; this was so 1m3")
+    assert lines[2].split()[:3] == ["n1", "was", "IDLE"]
+    assert lines[4].startswith("n1: was IDLE, checked ")
 
 
 def results(done: dict[str, bool], message: str = "") -> dict[str, Any]:

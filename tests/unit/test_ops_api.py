@@ -94,6 +94,27 @@ async def test_listing_reads_as_often_for_forty_jobs_as_for_two(
     assert first["restarts"] == 0
 
 
+async def test_nodes_are_told_as_they_were_while_slurm_is_silent(world: SimWorld, client: Client) -> None:
+    """That is when a person looks."""
+    assert world.operator is not None
+    await world.run(10)
+    known = await asyncio.to_thread(client.get, "/v1/nodes")
+    assert known["slurm"] == {"ok": True, "at": known["slurm"]["at"], "error": ""}
+    world.slurm.outage(500)
+    await world.run(60)
+    stale = await asyncio.to_thread(client.get, "/v1/nodes")
+    assert not stale["slurm"]["ok"]
+    assert stale["slurm"]["error"]
+    assert world.now - stale["slurm"]["at"] > 50
+    assert [(n["name"], n["state"], n["stale"]) for n in stale["nodes"]] == [(f"n{i}", "IDLE", True) for i in (1, 2, 3)]
+    assert world.operator.world().slurm.nodes is None, "nothing is decided on it"
+
+
+async def test_nodes_of_a_slurm_that_has_never_answered(client: Client) -> None:
+    told = await asyncio.to_thread(client.get, "/v1/nodes")
+    assert told == {"nodes": [], "slurm": {"ok": False, "at": None, "error": "not asked yet"}}
+
+
 # --- one incident -------------------------------------------------------------------------------------------------
 
 

@@ -287,16 +287,14 @@ class Api:
         uid = self._user(request)
         world = self._operator.world()
         records = {r.name: r for r in await self._operator.db(self._operator.store.nodes)}
+        ok = world.slurm.nodes is not None
         told = [
-            node_json(node, records.get(name), world.health.get(name), self._jobs_on(name, uid))
-            for name, node in (world.slurm.nodes or {}).items()
+            {**node_json(node, records.get(name), world.health.get(name), self._jobs_on(name, uid)), "stale": not ok}
+            for name, node in (world.slurm.last_nodes or {}).items()
         ]
-        slurm = {"ok": world.slurm.nodes is not None, "at": world.slurm.nodes_at, "error": world.slurm.error}
-        if world.slurm.nodes is None:
-            raise UnreachableError(
-                f"Slurm does not answer: {world.slurm.error or 'not asked yet'}", hint="scontrol ping"
-            )
-        return web.json_response({"nodes": told, "slurm": slurm})
+        at = world.slurm.nodes_at or None
+        error = "" if ok else world.slurm.error or "not asked yet"
+        return web.json_response({"nodes": told, "slurm": {"ok": ok, "at": at, "error": error}})
 
     def _jobs_on(self, node: str, uid: int) -> list[int]:
         return [job for job in self._operator.jobs_on(node) if self._may_see(uid, job)]

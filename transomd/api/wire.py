@@ -20,7 +20,7 @@ POST     /v1/pause                   {reason} → {paused, ..., under_way: [key]
 POST     /v1/resume-actions          {} → {were: [switch], ...}
 POST     /v1/nodes/check             {nodes, checks} → {results: [{node, at, reached, error, outcome, checks}]}
 GET      /v1/events                  ?job=ID&node=N&after=K&limit=L&wait=S → {events, last}
-GET      /v1/nodes                   → {nodes: [node], slurm: {ok, at, error}}
+GET      /v1/nodes                   → {nodes: [node], slurm: {ok, at, error}}; not ok: as it was at ``at``
 POST     /v1/nodes/drain             {nodes, reason, dry_run} → {results: [{node, done, message, command}]}
 POST     /v1/nodes/undrain           {nodes, dry_run} → the same
 POST     /v1/launcher                launcher report (Bearer token of the job) → directive

@@ -91,6 +91,7 @@ class Observer:
             jobs_at=before.jobs_at if isinstance(jobs, _NoAnswer) else jobs_at,
             nodes=None if isinstance(nodes, _NoAnswer) else nodes,
             nodes_at=before.nodes_at if isinstance(nodes, _NoAnswer) else nodes_at,
+            last_nodes=before.last_nodes if isinstance(nodes, _NoAnswer) else nodes,
             unsure=unsure,
             error=errors,
         )
@@ -102,7 +103,7 @@ class Observer:
         if isinstance(nodes, _NoAnswer):
             self._view = replace(self._view, nodes=None, error=nodes.error)
         else:
-            self._view = replace(self._view, nodes=nodes, nodes_at=at)
+            self._view = replace(self._view, nodes=nodes, nodes_at=at, last_nodes=nodes)
         self._world = None
         return self._view
 

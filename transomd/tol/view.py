@@ -27,6 +27,7 @@ class Absence(Enum):
 class SlurmView:
     """The newest answers of Slurm. ``None`` is *unknown*; the times are when each successful query was begun.
 
+    ``last_nodes`` are those of ``nodes_at``, also while ``nodes`` is unknown: for people to see, never to decide on.
     ``unsure`` are ids that slurmctld does not hold and accounting, which might know how they ended, did not answer for.
     """
 
@@ -34,6 +35,7 @@ class SlurmView:
     jobs_at: float = 0.0
     nodes: Mapping[str, SlurmNode] | None = None
     nodes_at: float = 0.0
+    last_nodes: Mapping[str, SlurmNode] | None = None
     unsure: frozenset[int] = frozenset()
     error: str = ""
 

@@ -38,12 +38,12 @@ def nodes(nodes: tuple[str, ...], as_json: bool) -> int:
         wanted = node_names(nodes)
         found = [node for node in found if node.get("name") in set(wanted)]
         missing = set(wanted) - {node["name"] for node in found}
-        if missing:
+        if missing and (answer.get("slurm") or {}).get("ok", True):
             raise NotFoundError(f"Slurm has no node {hosts(missing)}", hint="transom nodes")
     if as_json:
         print(json.dumps({**answer, "nodes": found}, indent=2))
         return ExitCode.OK
-    lines = [clip(line, width()) for line in _warning(answer.get("slurm") or {})]
+    lines = [clip(line, width()) for line in _warning(answer.get("slurm") or {}, time.time())]
     lines += node_table(found, columns=width()) if found else ["no nodes are known yet"]
     lines += [line for node in found if nodes for line in _details(node, time.time(), width())]
     print("\n".join(lines))
@@ -54,13 +54,18 @@ def node_table(found: Sequence[Json], *, columns: int) -> list[str]:
     """Return one line for all nodes that are alike, under a header, within ``columns``."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for node in found:
-        like = (_text(node, "state"), _text(node, "owner") or "-", checks_text(node), _text(node, "reason") or "-")
+        like = (_state(node), _text(node, "owner") or "-", checks_text(node), _text(node, "reason") or "-")
         groups.setdefault(like, []).append(_text(node, "name"))
     return table(HEADER, [(hosts(names), *like) for like, names in groups.items()], LIMITS, columns)
 
 
 def _text(node: Json, key: str) -> str:
     return str(node.get(key) or "")
+
+
+def _state(node: Json) -> str:
+    """Return the state, marked where it is not known whether it is still so."""
+    return f"was {_text(node, 'state')}" if node.get("stale") else _text(node, "state")
 
 
 def checks_text(node: Json) -> str:
@@ -77,7 +82,7 @@ def _details(node: Json, now: float, columns: int) -> Iterator[str]:
     yield ""
     jobs = node.get("jobs") or ()
     busy = f", jobs {','.join(str(job) for job in jobs)}" if jobs else ""
-    yield f"{plain(node.get('name'))}: {plain(node.get('state'))}{busy}, checked {ago(node.get('checked_at'), now)}"
+    yield f"{plain(node.get('name'))}: {plain(_state(node))}{busy}, checked {ago(node.get('checked_at'), now)}"
     if node.get("reason"):
         since = ago(node.get("reason_time"), now)
         yield from wrapped(f"{node['reason']} ({node.get('reason_user') or 'unknown'}, {since})", columns)
@@ -89,8 +94,10 @@ def _details(node: Json, now: float, columns: int) -> Iterator[str]:
             yield from wrapped(str(check.get("evidence") or ""), columns, indent="    ")
 
 
-def _warning(slurm: Json) -> list[str]:
+def _warning(slurm: Json, now: float) -> list[str]:
     if slurm.get("ok", True):
         return []
     cause = plain(slurm.get("error") or "no cause given")
-    return [f"Slurm does not answer, so this is what was last known: {cause}"]
+    if not slurm.get("at"):
+        return [f"Slurm has not answered since transomd was started: {cause}"]
+    return [f"Slurm does not answer; this was so {ago(slurm['at'], now)}, and is unknown now: {cause}"]
