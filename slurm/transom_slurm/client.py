@@ -55,7 +55,7 @@ class SlurmClient(Protocol):
         ...
 
     async def resume(self, node: str) -> None:
-        """Clear DRAIN (``scontrol update state=undrain``); the reason goes too, unless the node is DOWN.
+        """Clear DRAIN (``scontrol update state=undrain``); its reason goes too, if it is not new and the node not DOWN.
 
         slurmctld makes the node register anew: for a second or so it is NOT_RESPONDING and has no boot time.
         """

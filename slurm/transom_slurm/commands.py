@@ -7,6 +7,7 @@ lists every job in memory, costs ten times as much, and 22.05 exits 0 without a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,7 +167,22 @@ class CommandClient:
         await self._change("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
 
     async def resume(self, node: str) -> None:
+        lifted = await self._node(node)
         await self._change("scontrol", "update", f"nodename={node}", "state=undrain")
+        if lifted is None or not lifted.reason:
+            return
+        # Later releases (24.11) leave the reason. Nobody's other words are taken out, nor why a node is DOWN.
+        with contextlib.suppress(SlurmError):
+            left = await self._node(node)
+            if left is not None and not left.status.drain and left.status.base != "DOWN" and _same_words(left, lifted):
+                await self._change("scontrol", "update", f"nodename={node}", "reason=")
+
+    async def _node(self, name: str) -> SlurmNode | None:
+        try:
+            done = await self._query("scontrol", "-o", "-a", "show", "node", name)
+        except SlurmRejected:
+            return None
+        return parse_nodes(done.stdout).get(name)
 
     async def comment_node(self, node: str, text: str) -> None:
         if any(ord(char) < 32 for char in text):
@@ -264,3 +280,8 @@ class CommandClient:
     def _says(text: str, pieces: Collection[str]) -> bool:
         lowered = text.lower()
         return any(piece in lowered for piece in pieces)
+
+
+def _same_words(node: SlurmNode, other: SlurmNode) -> bool:
+    """Whether a reason is the same to the second: the words, who wrote them, and when."""
+    return (node.reason, node.reason_user, node.reason_time) == (other.reason, other.reason_user, other.reason_time)

@@ -310,7 +310,8 @@ async def test_drain_and_resume(world: World, client: SlurmClient) -> None:
     assert drain_is_own(node, DrainRecord(node.reason, node.reason_user, node.reason_time))
     await client.resume("n3")
     node = (await client.nodes())["n3"]
-    assert (node.status.drain, node.reason, node.reason_time) == (False, "", None)
+    assert not node.status.drain
+    assert node.reason in ("", reason), "22.05 takes the reason out; 24.11 leaves it, and may leave it when asked to"
 
     # It must register anew; a real slurmd may have done so by the time that we ask.
     assert isinstance(world, Real) or (node.status.responding, node.boot_time) == (False, None)
@@ -381,7 +382,8 @@ async def test_a_job_of_one_node_dies_with_it(world: World, client: SlurmClient)
     world.set_down(job.nodes[0], "lost")
     job = await _job(world, job_id, _ended)
     assert (job.status.base, job.reason) == (JobBase.NODE_FAIL, "NodeDown")
-    assert job.exit in (ExitStatus(143), ExitStatus(0, 15)), "as the script takes its SIGTERM"
+    ends = (ExitStatus(143), ExitStatus(0, 15), ExitStatus(0, 1))
+    assert job.exit in ends, "as the script takes its SIGTERM; from 24.11 on signal 1, whatever it did"
 
 
 async def test_update_job(world: World, client: SlurmClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,12 +179,50 @@ async def test_the_exact_calls() -> None:
     assert [call["argv"] for call in script.calls] == [
         ("scancel", "1"),
         ("scontrol", "update", "nodename=n1", "state=drain", "reason=transom[x] y"),
+        ("scontrol", "-o", "-a", "show", "node", "n1"),
         ("scontrol", "update", "nodename=n1", "state=undrain"),
         ("scontrol", "update", "jobid=1", "comment=x"),
         ("scontrol", "-o", "-a", "show", "nodes"),
         ("scontrol", "-o", "show", "reservations"),
     ]
     assert all(call["env"] == {"PATH": "/bin", "SLURM_CONF": "/c"} for call in script.calls)
+
+
+OURS = "transom[xid] x [root@1795984100]"
+
+
+def _shown(state: str, reason: str) -> tuple[int, str, str]:
+    """One node as 24.11 showed it."""
+    lines = (GOLDEN / "24.11.5" / "nodes.txt").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("NodeName=n1 ") and "Reason=" not in line)
+    line = re.sub(r" State=\S+", f" State={state}", line)
+    return 0, f"{line.rstrip()} {f'Reason={reason}' if reason else ''}\n", ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cleared"),
+    [
+        (("IDLE+DRAIN", OURS), ("IDLE", OURS), True),
+        (("IDLE+DRAIN", OURS), ("IDLE", ""), False),
+        (("IDLE+DRAIN", OURS), ("IDLE", "RMA 4711 [alice@1795984101]"), False),
+        (("IDLE+DRAIN", OURS), ("IDLE", OURS.replace("4100", "4101")), False),
+        (("IDLE+DRAIN", OURS), ("IDLE+DRAIN", OURS), False),
+        (("DOWN+DRAIN", OURS), ("DOWN", OURS), False),
+    ],
+)
+async def test_a_reason_that_slurm_leaves_is_taken_out_if_it_is_the_one_that_was_lifted(
+    before: tuple[str, str], after: tuple[str, str], cleared: bool
+) -> None:
+    client, script = _client(_shown(*before), (0, "", ""), _shown(*after), (0, "", ""))
+    await client.resume("n1")
+    written = [call["argv"][3:] for call in script.calls if "update" in call["argv"]]
+    assert written == [("state=undrain",), *([("reason=",)] if cleared else [])]
+
+
+async def test_a_node_is_resumed_though_it_cannot_be_looked_at_again() -> None:
+    client, script = _client(_shown("IDLE+DRAIN", OURS), (0, "", ""), CommandTimeout(["scontrol"], "late"))
+    await client.resume("n1")
+    assert len(script.calls) == 3
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "two\nlines", "bell\a"])
