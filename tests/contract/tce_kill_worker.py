@@ -25,6 +25,7 @@ from transomd.tce import CheckpointEngine
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.manifest import MANIFEST
 
+os.environ["TRANSOM_CHECKPOINT_MEMORY"] = "off"  # save() itself writes to storage here
 CALLS = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir", "rmdir")
 
 

@@ -19,6 +19,7 @@ from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.catalogue import list_checkpoints
 
 ROOT = Path(sys.argv[1])
+os.environ["TRANSOM_CHECKPOINT_MEMORY"] = "off"  # save() itself writes to storage here
 
 
 class Told(logging.Handler):

@@ -19,6 +19,7 @@ from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.catalogue import list_checkpoints
 
 MIB = 1 << 20
+os.environ["TRANSOM_CHECKPOINT_MEMORY"] = "off"  # save() itself writes to storage here
 
 
 def state_of(step: int, mib: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The agent: one a node, a Slurm step of its own, that outlives the program, the launcher and the loss of other nodes.
 
 It dials the launcher that ``launcher.json`` names (another one after that launcher is gone), beats, and does what it is
-told about this node's processes. One JSON object a line. Standard library only: it must start at once.
+told about this node's processes. One JSON object a line. It also runs the node's
+keeper of checkpoints. Hardly more than the standard library: it must start at once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from transomd.launch.handshake import greet
+from transomd.launch.keeping import Keeping
 from transomd.launch.ports import free_port
 from transomd.launch.ranks import find_ranks, kill_ranks
 from transomd.launch.rundir import RunDir
@@ -38,12 +40,20 @@ class Agent:
         self.heartbeat_s = heartbeat_s
         self.slurm_job_id = os.environ.get("SLURM_JOB_ID", "")
         self._jobs: set[asyncio.Task[None]] = set()
+        self._keeping = Keeping(run_dir.root, self.slurm_job_id)
 
     async def run(self) -> None:
         """Serve launchers one after another, for as long as the allocation lasts (Slurm then sends SIGTERM).
 
         Where Slurm could not end it (a cut cable), it ends itself when the job has another allocation.
         """
+        self._keeping.start()
+        try:
+            await self._serve_launchers()
+        finally:
+            await self._keeping.end()
+
+    async def _serve_launchers(self) -> None:
         while True:
             with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError):
                 where = json.loads(self.run_dir.launcher_file.read_text())
@@ -100,6 +110,10 @@ class Agent:
             return [p.to_json() for p in left]
         if what == "port":
             return free_port()
+        if what == "checkpoints":
+            return await asyncio.to_thread(self._keeping.status)
+        if what == "flush":
+            return await self._keeping.end()
         if what == "probe":
             return await _probe(dict(request.get("options", {})))
         raise ValueError(f"unknown request {what!r}")

@@ -15,6 +15,7 @@ from transom_slurm.nodesets import fold
 
 from transomd.launch.rundir import RunDir
 from transomd.spec import JobSpec
+from transomd.tce.memory.place import job_socket
 
 TASK_SCRIPT = """\
 #!/bin/bash
@@ -66,7 +67,6 @@ def program_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
         "TRANSOM_CHECKPOINT_DIR": spec.checkpoint.dir,
         "TRANSOM_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
         "TRANSOM_RESUME_STEP": "" if plan.resume_step is None else str(plan.resume_step),
-        "TRANSOM_AGENT": "",
         "MASTER_ADDR": plan.nodes[0],
         "MASTER_PORT": str(plan.master_port),
         "WORLD_SIZE": str(tasks),
@@ -134,6 +134,7 @@ class Program:
     def __init__(self, run_dir: RunDir, plan: LaunchPlan) -> None:
         self.plan = plan
         self.logs = run_dir.logs(plan.epoch)
+        self._run_dir = run_dir
         self._script_file = run_dir.root / "script"
         self.rc: int | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -142,6 +143,7 @@ class Program:
     async def start(self, environ: Mapping[str, str]) -> None:
         """Start the program. Raises OSError when srun, or the job's script, cannot be executed."""
         env = program_env(self.plan, environ)
+        env["TRANSOM_AGENT"] = job_socket(self._run_dir.root, environ.get("SLURM_JOB_ID", ""))
         argv = self._script(env) if self.plan.spec.script else self._tasks()
         name = "rank-00000.log" if self.plan.spec.script else SRUN_LOG
         log = os.open(self.logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import uuid
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +18,8 @@ from transomd.tce.environment import at_least, from_environment, place
 from transomd.tce.errors import CheckpointError, storage_error
 from transomd.tce.files import make_folder
 from transomd.tce.handle import SaveHandle
+from transomd.tce.memory.budget import switched_off
+from transomd.tce.memory.tier import MemoryTier, NoRoom, Policy
 from transomd.tce.persist import Writer
 from transomd.tce.store import Store
 
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from transomd.tce.payload import Payload
 
 log = logging.getLogger("transom.tce")
+AT_EXIT_S = 60.0
+"""How long a program that ends without ``close`` waits for storage; its keeper goes on after that."""
+_open: weakref.WeakSet[CheckpointEngine] = weakref.WeakSet()
 
 
 class CheckpointEngine:
@@ -35,6 +42,10 @@ class CheckpointEngine:
     ``keep`` newest checkpoints stay. ``resume_step`` bounds the step that ``load`` may choose.
 
     A save that fails is logged and counted and never stops the training, unless ``strict``.
+
+    ``memory``: whether saves are copied into memory that outlives the program, and written to storage by a process of
+    its own (None: unless TRANSOM_CHECKPOINT_MEMORY is ``off``). ``when_full`` says what a save does when storage is
+    slower than the saves: ``latest`` takes the place of the oldest that waits, ``wait`` waits for storage.
     """
 
     def __init__(
@@ -48,20 +59,24 @@ class CheckpointEngine:
         keep: int = 3,
         resume_step: int | None = None,
         strict: bool = False,
+        memory: bool | None = None,
+        when_full: Policy = "latest",
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
         self.rank, self.world_size = place(rank, world_size)
         self.keep = at_least(keep, 1, "keep")
         self.resume_step = None if resume_step is None else at_least(resume_step, 0, "resume_step")
         self.strict = strict
-        self.saved = self.failed = 0
+        self._saved = self._failures = 0
         self._all_replicated = replicated is True
         self._replicated = frozenset(() if isinstance(replicated, bool) else _names(replicated))
         self.epoch, self._token = self._begin(epoch)
         self._writer = Writer(self.directory, self.rank, self.world_size, self.epoch)
         self._store = Store(self._writer, self._token, self.keep)
         self._completion = self._store.completion
+        self._memory = self._tier(memory, when_full)
         self._remove_unfinished()
+        _open.add(self)
 
     @classmethod
     def from_env(cls, **overrides: Any) -> CheckpointEngine:
@@ -79,7 +94,20 @@ class CheckpointEngine:
         could not be loaded again, whatever ``strict`` says; any other failure is in the handle.
         """
         step = at_least(step, 0, "step")
-        payloads = self._plan(state)
+        payloads, needs = self._plan(state)
+        if self._memory is not None:
+            tier = self._memory
+            handle = SaveHandle(step, lambda: tier.progress(step), pause=tier.pause)
+            try:
+                if not tier.stage(step, payloads, needs, handle):
+                    return handle
+            except NoRoom as error:
+                handle.error = error
+                return self._failed(handle, error)
+        return self._save_now(step, [payload for payload, stored in payloads if stored])
+
+    def _save_now(self, step: int, payloads: Sequence[Payload]) -> SaveHandle:
+        """Write to storage, and wait for it."""
         self._completion.settle()
         self._completion.tell_unfinished()
         handle = SaveHandle(step, lambda: self._completion.progress(step))
@@ -89,6 +117,26 @@ class CheckpointEngine:
         self._completion.add(handle)
         return handle
 
+    @property
+    def saved(self) -> int:
+        """Steps whose share this rank has written to storage."""
+        return self._saved + (self._memory.written if self._memory else 0)
+
+    @property
+    def failed(self) -> int:
+        """Saves that will never be in storage because something failed."""
+        return self._failures + (self._memory.failed if self._memory else 0)
+
+    @property
+    def skipped(self) -> int:
+        """Saves that are not in storage because it was slower than the saves."""
+        return self._memory.skipped if self._memory else 0
+
+    @property
+    def memory_reason(self) -> str:
+        """Why saves go to storage at once, without the memory tier; '' if they do not."""
+        return self._memory.reason if self._memory else "it is switched off"
+
     def load(self, state: dict[str, Any]) -> int | None:
         """Fill ``state`` from the newest checkpoint that is complete and verified on every rank; returns its step.
 
@@ -97,18 +145,48 @@ class CheckpointEngine:
         process group spans the ranks, every rank must call it. Raises CheckpointError if there are checkpoints and
         none can be loaded.
         """
-        found = restore.find(self.directory, self.rank, self.world_size, self.resume_step)
-        if found is None:
-            log.info("%s: nothing to resume from", self.directory)
-            return None
-        restore.load_into(found, state, self.rank, self.world_size)
-        self._completion.resume_source = found.folder
-        log.info("resumed from step %d of epoch %d", found.manifest.step, found.manifest.epoch)
+        memory = self._memory.recall() if self._memory else None
+        try:
+            found = restore.find(self.directory, self.rank, self.world_size, self.resume_step, memory)
+            if found is None:
+                log.info("%s: nothing to resume from", self.directory)
+                return None
+            restore.load_into(found, state, self.rank, self.world_size)
+        finally:
+            if memory is not None:
+                memory.release()
+        self._resumed(found, owned=memory is not None and memory.owned)
         return found.manifest.step
 
-    def close(self) -> None:
-        """Complete what can be completed. The engine must not be used afterwards."""
+    def _resumed(self, found: restore.Found, owned: bool) -> None:
+        self._completion.resume_source = found.folder
+        if self._memory is not None and not owned:
+            self._memory.resumed(found)
+        where = "memory" if found.memory else "storage"
+        log.info("resumed from step %d of epoch %d, from %s", found.manifest.step, found.manifest.epoch, where)
+
+    def close(self, timeout: float = 600.0) -> None:
+        """Wait until what was saved is on the disk, at most ``timeout`` seconds; complete what can be completed.
+
+        What is not on the disk by then is written by the keeper, which outlives the program. The engine must not be
+        used afterwards.
+        """
+        self._close(timeout, leave=True)
+
+    def _close(self, timeout: float, leave: bool) -> None:
+        _open.discard(self)
+        if self._memory is not None:
+            self._memory.close(timeout, leave)
         self._completion.settle()
+
+    def _tier(self, memory: bool | None, when_full: Policy) -> MemoryTier | None:
+        if when_full not in ("latest", "wait"):
+            raise CheckpointError(f"when_full is {when_full!r} and must be 'latest' or 'wait'")
+        if memory is False or (memory is None and switched_off(os.environ)):
+            return None
+        tier = MemoryTier(self._store, when_full)
+        weakref.finalize(self, tier.release).atexit = False  # at the end of the program _close_all comes first
+        return tier
 
     def __enter__(self) -> CheckpointEngine:
         return self
@@ -156,10 +234,13 @@ class CheckpointEngine:
             log.warning("%s; going on: an earlier start of this program is not kept from writing", told)
 
     def _remove_unfinished(self) -> None:
+        """Not what a keeper still writes for an earlier process of this very epoch."""
         with contextlib.suppress(OSError):
-            self._writer.remove_unfinished()
+            if self._memory is None or not self._memory.holds(self.epoch):
+                self._writer.remove_unfinished()
 
-    def _plan(self, state: Mapping[str, Any]) -> list[Payload]:
+    def _plan(self, state: Mapping[str, Any]) -> tuple[list[tuple[Payload, bool]], tuple[str, ...]]:
+        """What this rank keeps, with whether it writes that to storage too, and the names of what it would load."""
         # Here and not above: importing the engine must not import torch.
         from transomd.tce.layout import take_apart
         from transomd.tce.payload import plan
@@ -172,12 +253,20 @@ class CheckpointEngine:
                 hint=f"the state holds {', '.join(sorted(keys))}",
             )
         shared = keys if self._all_replicated else set(self._replicated)
+        own, replica = f"rank-{self.rank:05d}", "replica-00000"
         payloads = []
         if keys - shared:
-            payloads.append(plan(f"rank-{self.rank:05d}", (self.rank,), layout.select(keys - shared)))
-        if shared and self.rank == 0:
-            payloads.append(plan("replica-00000", tuple(range(self.world_size)), layout.select(shared)))
-        return payloads
+            payloads.append((plan(own, (self.rank,), layout.select(keys - shared)), True))
+        if shared and (self.rank == 0 or (self._memory is not None and self._first_of_node)):
+            # In memory there is one copy a node; storage gets rank 0's.
+            everyone = tuple(range(self.world_size))
+            payloads.append((plan(replica, everyone, layout.select(shared)), self.rank == 0))
+        needs = [*([own] if keys - shared else []), *([replica] if shared else [])]
+        return payloads, tuple(needs)
+
+    @property
+    def _first_of_node(self) -> bool:
+        return os.environ.get("LOCAL_RANK", "0") == "0"
 
     def _write(self, step: int, payloads: Sequence[Payload]) -> CheckpointError | None:
         """Write this rank's share; what kept it from doing so, if anything did."""
@@ -189,15 +278,25 @@ class CheckpointEngine:
             told = self._store.told(step, error, sum(payload.bytes for payload in payloads))
             self._writer.fail(step, str(told))
             return told
-        self.saved += written
+        self._saved += written
         return None
 
     def _failed(self, handle: SaveHandle, error: CheckpointError) -> SaveHandle:
-        self.failed += 1
+        if not isinstance(error, NoRoom):
+            self._failures += 1
         log.warning("%s; training goes on without this checkpoint (failed saves so far: %d)", error, self.failed)
         if self.strict:
             raise error
         return handle
+
+
+def _close_all() -> None:
+    """At the end of the program, also by sys.exit or an exception: what was saved is brought to storage."""
+    for engine in list(_open):
+        engine._close(AT_EXIT_S, leave=False)
+
+
+atexit.register(_close_all)
 
 
 def _names(replicated: Iterable[str]) -> Iterable[str]:

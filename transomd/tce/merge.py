@@ -10,7 +10,7 @@ import torch
 
 from transomd.tce.errors import CheckpointError
 from transomd.tce.layout import Layout, Path, as_array, is_array, is_stateful, path_text, rebuild
-from transomd.tce.payload import TensorReader
+from transomd.tce.payload import MemoryReader, TensorReader
 
 log = logging.getLogger("transom.tce")
 _ABSENT: Any = object()
@@ -19,7 +19,7 @@ _ABSENT: Any = object()
 class Merge:
     """One part on its way into a state."""
 
-    def __init__(self, layout: Layout, reader: TensorReader, keys: Sequence[str]) -> None:
+    def __init__(self, layout: Layout, reader: TensorReader | MemoryReader, keys: Sequence[str]) -> None:
         self._layout = layout
         self._reader = reader
         self._keys = keys
@@ -55,7 +55,7 @@ class Merge:
         if path in self._layout.tensors:
             return self._tensor(target, path)
         if is_stateful(target) and not isinstance(target, torch.Tensor):
-            target.load_state_dict(self._rebuild(node, path))
+            target.load_state_dict(self._for_loading(target, node, path))
             return target
         if isinstance(target, dict) and isinstance(node, dict):
             return self._dict(target, node, path)
@@ -65,6 +65,10 @@ class Merge:
 
     def _rebuild(self, node: Any, path: Path) -> Any:
         return rebuild(self._layout, node, path, self._reader.read)
+
+    def _for_loading(self, target: Any, node: Any, path: Path) -> Any:
+        """What ``load_state_dict`` gets: a module copies from it; others may keep what they are given."""
+        return rebuild(self._layout, node, path, self._reader.peek if _copies(target, node) else self._reader.read)
 
     def _dict(self, target: dict[Any, Any], node: dict[Any, Any], path: Path) -> dict[Any, Any]:
         values = {key: self._value(target.get(key, _ABSENT), item, (*path, key)) for key, item in node.items()}
@@ -84,12 +88,13 @@ class Merge:
         return target
 
     def _tensor(self, target: Any, path: Path) -> Any:
-        saved = self._reader.read(self._layout.tensors[path])
+        name = self._layout.tensors[path]
         kind = self._layout.arrays.get(path)
         if kind is not None:
-            return _into_array(target, as_array(saved, kind))
+            return _into_array(target, as_array(self._reader.read(name), kind))
         if not isinstance(target, torch.Tensor):
-            return saved
+            return self._reader.read(name)
+        saved = self._reader.peek(name)
         if target.shape != saved.shape or target.dtype != saved.dtype or _overlaps(target):
             log.warning(
                 "%s: saved as %s %s, in the program %s %s: the state got the saved tensor, the old one is unchanged",
@@ -99,9 +104,22 @@ class Merge:
                 target.dtype,
                 list(target.shape),
             )
-            return saved
+            return self._reader.read(name)
         target.copy_(saved)
         return target
+
+
+def _copies(target: Any, node: Any) -> bool:
+    """Whether ``load_state_dict`` is torch's own all the way down, which copies every tensor into the program's."""
+    base = torch.nn.Module
+    if not isinstance(target, base) or type(target).load_state_dict is not base.load_state_dict:
+        return False
+    own = (
+        type(each)._load_from_state_dict is base._load_from_state_dict
+        or type(each).__module__.startswith("torch.nn.modules")
+        for each in target.modules()
+    )
+    return all(own) and not any("_extra_state" in str(key) for key in node)
 
 
 def _into_array(target: Any, saved: Any) -> Any:

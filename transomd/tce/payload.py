@@ -121,6 +121,10 @@ class TensorReader:
         """What the manifest says of a tensor."""
         return self._records[name]
 
+    def peek(self, name: str) -> torch.Tensor:
+        """As ``read``: there is nothing to look at without reading it."""
+        return self.read(name)
+
     def read(self, name: str) -> torch.Tensor:
         """A new tensor with the bytes of the file; CheckpointError if they are damaged."""
         assert self._path is not None
@@ -135,6 +139,34 @@ class TensorReader:
         if done != record.bytes or digest(view) != record.xxh3_128:
             raise CheckpointError(f"{self._path}: tensor {name} is damaged")
         return tensor
+
+
+class MemoryReader:
+    """Hands out single tensors of a part that lies in memory and was verified there."""
+
+    def __init__(self, memory: memoryview, at: int, records: tuple[TensorRecord, ...]) -> None:
+        self._memory = memory
+        self._at = at
+        self._records = {record.name: record for record in records}
+
+    def record(self, name: str) -> TensorRecord:
+        """What is told of a tensor."""
+        return self._records[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        """A new tensor."""
+        return self.peek(name).clone()
+
+    def peek(self, name: str) -> torch.Tensor:
+        """The tensor itself, for reading at once: its memory belongs to the keeper."""
+        record = self._records[name]
+        dtype = getattr(torch, record.dtype)
+        if not record.bytes:
+            return torch.empty(record.shape, dtype=dtype)
+        raw = torch.frombuffer(self._memory, dtype=torch.uint8, count=record.bytes, offset=self._at + record.offset)
+        if raw.data_ptr() % dtype.itemsize:
+            raw = raw.clone()
+        return raw.view(dtype).view(record.shape)
 
 
 def _header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, tuple[TensorRecord, ...]]:

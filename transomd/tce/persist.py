@@ -110,6 +110,11 @@ class Writer:
             content = json.dumps({"rank": self.rank, "step": step, "error": message}).encode() + b"\n"
             write_file(folder / self._failed_name, len(content), [content])
 
+    def take_back(self, step: int) -> None:
+        """Remove what this rank has written of ``step``, which is to be tried again."""
+        with contextlib.suppress(OSError):
+            self._remove_own(self.folder(step))
+
     def failed_rank(self, step: int) -> CheckpointError | None:
         """The failure another rank told of; its step can never be complete, so this rank's files go."""
         folder = self.folder(step)

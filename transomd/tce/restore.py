@@ -7,22 +7,45 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transomd.tce.catalogue import load_parts, step_folders, verify_parts
 from transomd.tce.errors import CheckpointError
-from transomd.tce.manifest import PartEntry, StepManifest, parse_step_folder, read_step_manifest
+from transomd.tce.manifest import PartEntry, StepManifest, parse_step_folder, read_step_manifest, step_folder
 
 log = logging.getLogger("transom.tce")
 Exchange = Callable[[Any], list[Any]]
 
 
+class Memory(Protocol):
+    """What this rank can load from its node's memory."""
+
+    steps: list[tuple[int, int]]
+
+    def problems(self, epoch: int, step: int) -> list[str]:
+        """Verify every byte that would be loaded; what is wrong with it."""
+        ...
+
+    def manifest(self, epoch: int, step: int) -> StepManifest:
+        """What was verified last, told as a manifest tells it."""
+        ...
+
+    def opened(self) -> list[Any]:
+        """Its parts: keys, layout, reader."""
+        ...
+
+
 @dataclass(frozen=True)
 class Found:
-    """A verified checkpoint."""
+    """A verified checkpoint; ``memory`` is where this rank has it, if not in ``folder``.
+
+    ``memory_only``: this rank does not see it in storage.
+    """
 
     folder: Path
     manifest: StepManifest
+    memory: Memory | None = None
+    memory_only: bool = False
 
 
 def group_exchange(world_size: int) -> Exchange | None:
@@ -41,46 +64,90 @@ def group_exchange(world_size: int) -> Exchange | None:
     return exchange
 
 
-def find(directory: Path, rank: int, world_size: int, bound: int | None) -> Found | None:
+def find(directory: Path, rank: int, world_size: int, bound: int | None, memory: Memory | None = None) -> Found | None:
     """The newest complete checkpoint, at most of step ``bound``, that is good on every rank; None: there is none.
 
-    With a process group it is collective: each rank verifies what it would load, and all vote. Without one each rank
-    verifies the files of all ranks, and so comes to the same answer by itself. CheckpointError if there are
-    checkpoints and none is good.
+    With a process group it is collective: each rank verifies what it would load, from its node's memory if it is there,
+    else from storage, and all vote. Without one each rank verifies the files of all ranks, and so comes to the same
+    answer by itself; memory then counts for a single rank only. CheckpointError if there are checkpoints and none is
+    good.
     """
     shared = group_exchange(world_size)
+    search = _Search(directory, rank, world_size, bound, memory if shared or world_size == 1 else None, shared is None)
     exchange = shared or (lambda value: [value])
-    everything = shared is None
-    refuted: dict[Path, str] = {}
-    while agreed := _newest_common(exchange, directory, bound, refuted):
-        problems = exchange(_problems(directory / agreed, rank, world_size, everything))
-        if not any(problems):
-            return Found(directory / agreed, read_step_manifest(directory / agreed))
-        refuted[directory / agreed] = _told(agreed, problems)
-        log.warning("%s: %s; trying the next older checkpoint", directory, refuted[directory / agreed])
-    seen = _seen(directory, bound, refuted)
-    _check_none_left(directory, bound, exchange([*refuted.values(), *_only_here(rank, seen)]))
+    while agreed := _newest_common(exchange, search):
+        found, problems = search.verify(agreed)
+        everyones = exchange(problems)
+        if found is not None and not any(everyones):
+            return found
+        search.refuted[directory / agreed] = _told(agreed, everyones)
+        log.warning("%s: %s; trying the next older checkpoint", directory, search.refuted[directory / agreed])
+    seen, _ = search.seen()
+    _check_none_left(directory, bound, exchange([*search.refuted.values(), *_only_here(rank, seen)]))
     return None
 
 
-def _newest_common(exchange: Exchange, directory: Path, bound: int | None, refuted: dict[Path, str]) -> str | None:
-    """The newest folder with a readable manifest that every rank sees."""
-    answers = exchange(_seen(directory, bound, refuted))
-    unreadable = [answer for answer in answers if isinstance(answer, str)]
-    if unreadable:
-        raise CheckpointError(unreadable[0], hint=f"check that every node can read {directory}")
-    common = set.intersection(*(set(answer) for answer in answers))
+class _Search:
+    """What one rank sees, and what it found to be damaged."""
+
+    def __init__(
+        self, directory: Path, rank: int, world_size: int, bound: int | None, memory: Memory | None, everything: bool
+    ) -> None:
+        self.directory = directory
+        self.refuted: dict[Path, str] = {}
+        self._rank = rank
+        self._world_size = world_size
+        self._bound = bound
+        self._memory = memory
+        self._everything = everything
+        self._stored: list[str] = []
+
+    def seen(self) -> tuple[list[str], str]:
+        """Names of what this rank could load, wherever it is, and what keeps it from looking into the store."""
+        error = ""
+        try:
+            self._stored = _stored(self.directory, self._bound, self.refuted)
+        except OSError as problem:
+            self._stored, error = [], f"{self.directory} cannot be read: {problem}"
+        staged = [step_folder(step, epoch) for epoch, step in self._memory.steps] if self._memory else []
+        wanted = [name for name in staged if self._wanted(name)]
+        return list(dict.fromkeys([*self._stored, *wanted])), error
+
+    def _wanted(self, name: str) -> bool:
+        step = (parse_step_folder(name) or (0, 0))[0]
+        return self.directory / name not in self.refuted and (self._bound is None or step <= self._bound)
+
+    def verify(self, name: str) -> tuple[Found | None, list[str]]:
+        """The checkpoint where this rank has it undamaged, or what is wrong with it everywhere."""
+        step, epoch = parse_step_folder(name) or (0, 0)
+        problems: list[str] = []
+        memory = self._memory
+        if memory is not None and (epoch, step) in memory.steps:
+            problems = memory.problems(epoch, step)
+            if not problems:
+                manifest = memory.manifest(epoch, step)
+                return Found(self.directory / name, manifest, memory, name not in self._stored), []
+        if name in self._stored:
+            problems = _problems(self.directory / name, self._rank, self._world_size, self._everything)
+        if problems:
+            return None, problems
+        return Found(self.directory / name, read_step_manifest(self.directory / name)), []
+
+
+def _newest_common(exchange: Exchange, search: _Search) -> str | None:
+    """The newest checkpoint that every rank has somewhere."""
+    answers = exchange(search.seen())
+    common = set.intersection(*(set(names) for names, _ in answers))
+    errors = [error for _, error in answers if error]
+    if errors and not common:
+        raise CheckpointError(errors[0], hint=f"check that every node can read {search.directory}")
     return max(common, key=_order, default=None)
 
 
-def _seen(directory: Path, bound: int | None, refuted: dict[Path, str]) -> list[str] | str:
-    """Names of the folders that have a readable manifest, or what keeps this rank from looking."""
-    try:
-        folders = step_folders(directory)
-    except OSError as error:
-        return f"{directory} cannot be read: {error}"
+def _stored(directory: Path, bound: int | None, refuted: dict[Path, str]) -> list[str]:
+    """Names of the folders that have a readable manifest; OSError if the directory cannot be read."""
     names = []
-    for folder in folders:
+    for folder in step_folders(directory):
         step, _ = parse_step_folder(folder.name) or (0, 0)
         if folder in refuted or (bound is not None and step > bound):
             continue
@@ -96,8 +163,8 @@ def _seen(directory: Path, bound: int | None, refuted: dict[Path, str]) -> list[
     return names
 
 
-def _only_here(rank: int, seen: list[str] | str) -> list[str]:
-    return [f"rank {rank} sees {name}, not every other rank does" for name in seen] if isinstance(seen, list) else []
+def _only_here(rank: int, seen: list[str]) -> list[str]:
+    return [f"rank {rank} sees {name}, not every other rank does" for name in seen]
 
 
 def _order(name: str) -> tuple[int, int]:
@@ -145,20 +212,23 @@ def load_into(found: Found, state: dict[str, Any], rank: int, world_size: int) -
     """Bring the checkpoint into ``state``. CheckpointError, before anything is changed, if it does not fit."""
     # Here and not above: who only lists or writes needs no torch.
     from transomd.tce.merge import Merge
-    from transomd.tce.payload import TensorReader, read_layout
 
     wanted = loadable(found.manifest, rank, world_size)
     keys = list(state) or [key for part in wanted for key in part.keys]
     _check_keys(found.manifest, wanted, keys, world_size)
-    parts = load_parts(found.folder, found.manifest, {part.name for part in wanted})
-    merges = [
-        Merge(read_layout(found.folder, part), TensorReader(found.folder, part), [k for k in part.keys if k in keys])
-        for part in parts
-    ]
+    opened = found.memory.opened() if found.memory else _opened(found, wanted)
+    merges = [Merge(layout, reader, [k for k in there if k in keys]) for there, layout, reader in opened]
     for merge in merges:
         merge.check(state)
     for merge in merges:
         merge.apply(state)
+
+
+def _opened(found: Found, wanted: list[PartEntry]) -> list[Any]:
+    from transomd.tce.payload import TensorReader, read_layout
+
+    parts = load_parts(found.folder, found.manifest, {part.name for part in wanted})
+    return [(part.keys, read_layout(found.folder, part), TensorReader(found.folder, part)) for part in parts]
 
 
 def _check_keys(manifest: StepManifest, wanted: list[PartEntry], keys: list[str], world_size: int) -> None:

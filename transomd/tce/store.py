@@ -26,6 +26,7 @@ class Store:
     def __init__(self, writer: Writer, token: str, keep: int) -> None:
         self.writer = writer
         self.token = token
+        self.keep = keep
         self.completion = Completion(writer, keep)
 
     @property

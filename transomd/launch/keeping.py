@@ -1,0 +1,79 @@
+"""The agent's keeper of checkpoints: started with the agent, started again when it dies, given time at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from transomd.tce.memory.place import job_socket, on_node
+
+log = logging.getLogger("transom.agent")
+
+AGAIN_S, LONGEST_AGAIN_S = 0.2, 10.0
+END_S = 25.0
+"""How long a keeper may take to bring to storage what is only in memory; Slurm's KillWait is 30 s by default."""
+STATUS_S = 5.0
+
+
+class Keeping:
+    """Keeps a keeper running as a child of this process, in the agent's own step: it outlives the program."""
+
+    def __init__(self, run_dir: Path, slurm_job_id: str) -> None:
+        self.path = on_node(job_socket(run_dir, slurm_job_id))
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start a keeper, and another one whenever it has ended."""
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        pause = AGAIN_S
+        while True:
+            begun = asyncio.get_running_loop().time()
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "transomd.tce.keeper", f"--socket={self.path}", "--stay"),
+                    stdin=asyncio.subprocess.DEVNULL,
+                )
+                code = await self._process.wait()
+                log.warning("the keeper of checkpoints ended with exit code %d; starting it again", code)
+            except OSError as error:
+                log.warning("the keeper of checkpoints cannot be started: %s", error)
+            lived = asyncio.get_running_loop().time() - begun
+            pause = AGAIN_S if lived > LONGEST_AGAIN_S else min(2 * pause, LONGEST_AGAIN_S)
+            await asyncio.sleep(pause)
+
+    async def end(self) -> bool:
+        """Let it bring everything to storage, and end; whether it did in time. No other one is started."""
+        if self._task is not None:
+            self._task.cancel()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return True
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), END_S)
+        except asyncio.TimeoutError:
+            log.warning("the keeper of checkpoints was not done after %.0f s", END_S)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            return False
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """What the keeper holds (see ``transomd.tce.memory.desk.Desk.status``). Raises OSError or ValueError."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(STATUS_S)
+            sock.connect(str(self.path))
+            sock.sendall(b'{"op": "status"}\n')
+            with sock.makefile("rb") as answer:
+                told: dict[str, Any] = json.loads(answer.readline())
+        return told

@@ -1,0 +1,204 @@
+"""The arena of one rank: a memfd that its keeper and the program both map, with a head page, slots, and nothing else.
+
+::
+
+    page 0            magic, number and size of the slots
+    page 1 + i        the state of slot i (written by the program alone)
+    page 1 + slots    what the keeper says of each slot: how many use it, the save that needs it no more
+    data              the slots
+
+No lock is shared (each process has its own, which is a memory barrier too). The program marks a slot WRITING before it
+looks whether the slot is in use; the keeper counts a use before it looks whether the slot is still STAGED. Whoever sees
+the other gives way, so never do both go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+
+from xxhash import xxh3_64_intdigest
+
+from transomd.tce.memory.slots import EMPTY, STAGED, SlotState, read_slot, write_slot
+
+PAGE = 4096
+_ALIGN = 2 << 20
+_FORM = struct.Struct("<8sQQ")
+_MAGIC = b"tcearena"
+_SEALS = 0x0400 + 9, 0x1 | 0x2 | 0x4  # F_ADD_SEALS; no more seals, no shrinking, no growing (fcntl(2))
+_POPULATE_WRITE = 23
+_CHUNK = 8 << 20
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def rounded(size: int) -> int:
+    """A slot's size for a state of ``size`` bytes: it may grow a little before another arena is needed."""
+    return -(-(size + size // 64 + PAGE) // PAGE) * PAGE
+
+
+def whole_size(slots: int, slot_bytes: int) -> int:
+    """Bytes of an arena."""
+    return _start(slots) + slots * _stride(slot_bytes)
+
+
+class Arena:
+    """A mapped arena. ``memory`` is all of it, ``address`` where it begins in this process."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Map ``descriptor``, which then belongs to the arena; ValueError if it holds something else."""
+        self.descriptor = descriptor
+        self._barrier = threading.Lock()
+        self._closing = threading.Event()
+        self._filler: threading.Thread | None = None
+        size = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, size)
+        self.memory = memoryview(self._map)
+        magic, self.slots, self.slot_bytes = _FORM.unpack(self.memory[: _FORM.size])
+        if magic != _MAGIC or size != whole_size(self.slots, self.slot_bytes):
+            self.close()
+            raise ValueError("the descriptor holds no arena of this version of transom")
+        self.bytes = size
+        self._uses = self.memory[(1 + self.slots) * PAGE :][:PAGE].cast("Q")
+        self._anchor = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+
+    @classmethod
+    def create(cls, slots: int, slot_bytes: int, name: str) -> Arena:
+        """A new arena, without a page of its data yet. Raises OSError."""
+        descriptor = os.memfd_create(f"transom:{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, whole_size(slots, slot_bytes))
+            os.pwrite(descriptor, _FORM.pack(_MAGIC, slots, slot_bytes), 0)
+            fcntl.fcntl(descriptor, *_SEALS)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(descriptor)
+
+    def fill(self) -> None:
+        """Bring every page into memory and into this process, in a thread, bit by bit, changing nothing.
+
+        The slot that is copied into first comes last: what copies brings its pages itself.
+        """
+        self._filler = threading.Thread(target=self._fill, daemon=True)
+        self._filler.start()
+
+    @property
+    def filling(self) -> bool:
+        """Whether ``fill`` is still at work."""
+        return self._filler is not None and self._filler.is_alive()
+
+    def _fill(self) -> None:
+        size = _stride(self.slot_bytes)
+        for slot in [*range(1, self.slots), 0]:
+            for at in range(self.offset(slot), self.offset(slot) + size, _CHUNK):
+                if self._closing.is_set():
+                    return
+                length = min(_CHUNK, self.offset(slot) + size - at)
+                if _libc.madvise(self.address + at, length, _POPULATE_WRITE):
+                    with contextlib.suppress(OSError):
+                        os.posix_fallocate(self.descriptor, at, length)
+
+    def offset(self, slot: int) -> int:
+        """Where the data of a slot begin."""
+        return _start(self.slots) + slot * _stride(self.slot_bytes)
+
+    def image(self, slot: int) -> memoryview:
+        """The data of a slot."""
+        return self.memory[self.offset(slot) :][: self.slot_bytes]
+
+    def state(self, slot: int) -> SlotState:
+        """What stands in a slot."""
+        return read_slot(self.memory, (1 + slot) * PAGE)
+
+    def states(self) -> list[SlotState]:
+        """What stands in each slot."""
+        return [self.state(slot) for slot in range(self.slots)]
+
+    def set_state(self, slot: int, state: SlotState) -> None:
+        """The program's side: put another state in force."""
+        with self._barrier:
+            write_slot(self.memory, (1 + slot) * PAGE, state)
+
+    def table(self, slot: int) -> bytes:
+        """The table of a staged slot; ValueError if it does not match its digest."""
+        state = self.state(slot)
+        content = bytes(self.image(slot)[state.table_offset :][: state.table_bytes])
+        if state.state != STAGED or xxh3_64_intdigest(content) != state.table_digest:
+            raise ValueError(f"the table of step {state.step} in memory is damaged")
+        return content
+
+    def used(self, slot: int) -> bool:
+        """Whether the keeper, or somebody through it, reads the slot."""
+        with self._barrier:
+            return self._uses[2 * slot] > 0
+
+    def settled(self, slot: int) -> int:
+        """The newest save in this slot that the keeper needs no more."""
+        return self._uses[2 * slot + 1]
+
+    def settle(self, slot: int, seq: int) -> None:
+        """The keeper's side: this save needs no more to be done."""
+        self._uses[2 * slot + 1] = max(seq, self._uses[2 * slot + 1])
+
+    def acquire(self, slot: int, seq: int) -> bool:
+        """The keeper's side: keep the slot from being written to; False if another save is in it."""
+        with self._barrier:
+            self._uses[2 * slot] += 1
+        with self._barrier:
+            state = self.state(slot)
+            if state.state == STAGED and state.seq == seq:
+                return True
+            self._uses[2 * slot] -= 1
+        return False
+
+    def release(self, slot: int) -> None:
+        """The keeper's side: one use less."""
+        with self._barrier:
+            self._uses[2 * slot] -= 1
+
+    def forget_uses(self) -> None:
+        """The keeper's side: nobody uses anything, as an earlier keeper is gone."""
+        for slot in range(self.slots):
+            self._uses[2 * slot] = self._uses[2 * slot + 1] = 0
+
+    def close(self) -> None:
+        """Unmap, if nobody still has a view, and close the descriptor."""
+        if self.filling and self._filler is not None:
+            self._closing.set()
+            self._filler.join()
+        with contextlib.suppress(AttributeError):
+            del self._anchor, self._uses
+        with contextlib.suppress(BufferError):
+            self.memory.release()
+            self._map.close()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def staged(arenas: list[Arena]) -> Iterator[tuple[Arena, int, SlotState]]:
+    """Every staged slot, newest first."""
+    found = [(arena, slot, state) for arena in arenas for slot, state in enumerate(arena.states())]
+    whole = [entry for entry in found if entry[2].state == STAGED]
+    return iter(sorted(whole, key=lambda entry: entry[2].order, reverse=True))
+
+
+def is_empty(arena: Arena) -> bool:
+    """Whether no slot was ever written."""
+    return all(state.state == EMPTY for state in arena.states())
+
+
+def _start(slots: int) -> int:
+    return -(-(2 + slots) * PAGE // _ALIGN) * _ALIGN if slots else PAGE
+
+
+def _stride(slot_bytes: int) -> int:
+    return -(-slot_bytes // PAGE) * PAGE

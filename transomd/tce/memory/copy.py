@@ -1,0 +1,57 @@
+"""Copying a state into a slot. The part that the training waits for: nothing is allocated, nothing waits."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.table import ALIGN, Place, Table
+from transomd.tce.payload import Payload, on_host
+
+
+def lay_out(payloads: Sequence[tuple[Payload, bool]], rank: int, world_size: int, needs: tuple[str, ...]) -> Table:
+    """Where each file goes in a slot; with each payload, whether storage gets it too."""
+    at = 0
+    places = []
+    for payload, stored in payloads:
+        rest_at = at + _aligned(payload.tensor_bytes)
+        size, rest = payload.tensor_bytes, len(payload.rest)
+        keys = tuple(payload.layout.tree)
+        places.append(Place(payload.name, payload.ranks, keys, payload.records, at, size, rest_at, rest, stored))
+        at = rest_at + _aligned(rest)
+    return Table(rank, world_size, needs, tuple(places))
+
+
+def fill(arena: Arena, slot: int, table: Table, payloads: Sequence[tuple[Payload, bool]]) -> None:
+    """Copy the files of all payloads to their places. Raises MemoryError."""
+    memory, base = arena.image(slot), arena.address + arena.offset(slot)
+    for place, (payload, _) in zip(table.places, payloads, strict=True):
+        memory[place.rest_at : place.rest_at + place.rest_bytes] = payload.rest
+        if not place.records:
+            continue
+        memory[place.tensors_at : place.tensors_at + len(payload.header)] = payload.header
+        for record in place.records:
+            if record.bytes:
+                _copy(payload.layout.values[record.name], memory, place.tensors_at + record.offset, base)
+
+
+def _copy(tensor: torch.Tensor, memory: memoryview, at: int, base: int) -> None:
+    """One tensor. memmove for what is contiguous: it lets other threads run, and was faster than ``copy_``."""
+    plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    if plain:
+        ctypes.memmove(base + at, tensor.data_ptr(), tensor.nbytes)
+        return
+    try:
+        target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(tensor.shape)
+        target.copy_(tensor)
+    except (RuntimeError, ValueError, TypeError):
+        # A type that torch cannot copy by its strides.
+        host = on_host(tensor)
+        ctypes.memmove(base + at, host.data_ptr(), host.nbytes)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

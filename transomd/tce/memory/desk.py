@@ -1,0 +1,282 @@
+"""What a keeper answers, and the memory that it hands out. All in the keeper's control thread; nothing here waits."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transomd.tce.memory import budget
+from transomd.tce.memory.arena import Arena, rounded, whole_size
+from transomd.tce.memory.tenant import Entry, Owner, Tenant
+from transomd.tce.memory.wire import Line, Message
+
+log = logging.getLogger("transom.tce.keeper")
+SLOTS = 3
+"""One that is written to storage, the newest whole one, and one to copy into."""
+LEAST_SLOTS = 2
+_BACKLOG = 10000
+Key = tuple[str, int]
+
+
+@dataclass
+class Guest:
+    """A program at the other end of a line."""
+
+    pid: int
+    key: Key | None = None
+    world_size: int = 0
+    owns: bool = False
+    held: list[Entry] = field(default_factory=list)
+
+
+class Desk:
+    """All tenants of a node, and the programs that talk of them. ``wake`` lets the control thread look."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.lines: dict[Line, Guest] = {}
+        self.served = False
+        self._wake = wake
+        self._tenants: dict[Key, Tenant] = {}
+        self._leaving: set[Key] = set()
+        self._news: deque[tuple[Tenant, Message]] = deque(maxlen=_BACKLOG)
+
+    # --- coming and going ---------------------------------------------------------------------------------------
+
+    def welcome(self, line: Line, pid: int) -> None:
+        """A program has called."""
+        self.lines[line] = Guest(pid)
+        self.served = True
+
+    def goodbye(self, line: Line) -> None:
+        """A program is gone, or has closed its line."""
+        guest = self.lines.pop(line)
+        self._release(guest)
+        if guest.owns and guest.key is not None:
+            self._tenants[guest.key].abandon()
+        line.close()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something may end without a word: a tenant that is to go, or one whose program is gone."""
+        return bool(self._leaving) or any(tenant.deserted and not tenant.idle for tenant in self._tenants.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything is on the disk, or cannot be brought there."""
+        return not self._news and all(tenant.idle for tenant in self._tenants.values())
+
+    def tidy(self, ending: bool) -> None:
+        """Pass news on, and give back memory that nobody needs."""
+        while self._news:
+            tenant, message = self._news.popleft()
+            for line, guest in self.lines.items():
+                if guest.owns and guest.key is not None and self._tenants.get(guest.key) is tenant:
+                    line.queue(message)
+        for key, tenant in list(self._tenants.items()):
+            _drop_outgrown(tenant)
+            gone = tenant.deserted and tenant.idle and not any(guest.key == key for guest in self.lines.values())
+            if gone and (ending or key in self._leaving):
+                self._leaving.discard(key)
+                self._tenants.pop(key).close()
+
+    def close(self) -> None:
+        """Give everything back."""
+        for tenant in self._tenants.values():
+            tenant.close()
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def answer(self, line: Line, message: Message) -> None:
+        """Do what a program asks. Raises ValueError, KeyError or TypeError for what is no request."""
+        guest = self.lines[line]
+        asked = message["op"]
+        if asked == "status":
+            line.queue({"id": message.get("id"), **self.status()})
+        elif asked == "hello":
+            guest.key = os.path.realpath(message["directory"]), int(message["rank"])
+            guest.world_size = int(message["world_size"])
+            owned = any(other.owns and other.key == guest.key for other in self.lines.values() if other is not guest)
+            told = {"steps": self._steps(guest), "staged": self._staged(guest.key), "owned": owned}
+            line.queue({"id": message["id"], **told})
+        elif asked == "arena":
+            self._arena(line, guest, message)
+        elif asked == "hold":
+            self._hold(line, guest, message)
+        elif asked == "release":
+            self._release(guest)
+        elif asked == "staged":
+            self._tenant(guest).ring()
+        elif asked == "quarantine":
+            self._quarantine(guest, message)
+        elif asked == "resumed":
+            self._tenant(guest).resume_source = Path(message["folder"])
+        elif asked == "bye":
+            self._leaving.add(_key(guest))
+            self._tenant(guest).abandon()
+        else:
+            raise ValueError(f"unknown request {asked!r}")
+
+    def status(self) -> Message:
+        """For people and for the launcher."""
+        found = budget.look(os.environ)
+        return {
+            "pid": os.getpid(),
+            "limit": found.limit,
+            "limit_source": found.source,
+            "taken": self._taken(),
+            "ranks": [tenant.status() for tenant in self._tenants.values()],
+        }
+
+    def _tenant(self, guest: Guest) -> Tenant:
+        key = _key(guest)
+        if key not in self._tenants:
+            self._tenants[key] = Tenant(Path(key[0]), key[1], self._tell)
+        return self._tenants[key]
+
+    def _tell(self, tenant: Tenant, message: Message) -> None:
+        """Called by a tenant's threads."""
+        self._news.append((tenant, message))
+        self._wake()
+
+    # --- arenas -------------------------------------------------------------------------------------------------
+
+    def _arena(self, line: Line, guest: Guest, message: Message) -> None:
+        """Give the rank an arena for states of so many bytes: the one that it has, one that it brings, or a new one."""
+        needed = rounded(int(message["bytes"]))
+        tenant, key = self._tenant(guest), _key(guest)
+        self._leaving.discard(key)
+        others = [each for each, other in self.lines.items() if other is not guest and other.owns and other.key == key]
+        for other in others:
+            # It may still write: what it has mapped stays its own, and is given to nobody else.
+            self.lines[other].owns = False
+            other.queue({"t": "lost"})
+        self._adopt(line, tenant)
+        fits = bool(tenant.arenas) and not others and tenant.arenas[-1].slot_bytes >= int(message["bytes"])
+        refusal = "" if fits else self._grow(tenant, needed)
+        if refusal:
+            line.queue({"id": message["id"], "refused": refusal})
+            return
+        guest.owns = True
+        owner = Owner(guest.world_size, int(message["epoch"]), str(message["token"]), int(message["keep"]))
+        tenant.take_over(owner)
+        line.queue({"id": message["id"]}, [tenant.arenas[-1].descriptor])
+
+    def _adopt(self, line: Line, tenant: Tenant) -> None:
+        """Take the arena of a program whose keeper was lost; everything staged in it is looked at again."""
+        brought, line.descriptors = line.descriptors, []
+        for descriptor in brought:
+            if tenant.arenas:
+                os.close(descriptor)
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                arena = Arena(descriptor)
+                arena.forget_uses()
+                tenant.arenas = [arena]
+
+    def _grow(self, tenant: Tenant, slot_bytes: int) -> str:
+        """A new arena beside the one that has become too small; why not, if not."""
+        refusal = ""
+        for slots in range(SLOTS, LEAST_SLOTS - 1, -1):
+            size = whole_size(slots, slot_bytes)
+            refusal = budget.look(os.environ).refusal(size + self._unfilled(), self._taken())
+            if not refusal:
+                name = f"rank-{tenant.rank}"
+                try:
+                    arena = Arena.create(slots, slot_bytes, name)
+                except OSError as error:
+                    return f"memory for {name}: {error}"
+                log.info("%s of %s: %d slots of %d bytes", name, tenant.directory, slots, slot_bytes)
+                tenant.arenas = [*tenant.arenas, arena]
+                arena.fill()
+                return ""
+        return refusal
+
+    def _taken(self) -> int:
+        return sum(arena.bytes for tenant in self._tenants.values() for arena in tenant.arenas)
+
+    def _unfilled(self) -> int:
+        """What was handed out and does not show in the kernel's numbers yet; at most so much."""
+        arenas = (arena for tenant in self._tenants.values() for arena in tenant.arenas)
+        return sum(arena.bytes for arena in arenas if arena.filling)
+
+    # --- what is staged -----------------------------------------------------------------------------------------
+
+    def _staged(self, key: Key) -> list[list[int]]:
+        tenant = self._tenants.get(key)
+        return [[state.epoch, state.step] for _, _, state in tenant.staged()] if tenant else []
+
+    def _steps(self, guest: Guest) -> list[list[int]]:
+        """Epoch and step of everything that the rank could load from this node's memory alone."""
+        own = self._tenants.get(_key(guest))
+        found = []
+        for entry in own.staged() if own else ():
+            with contextlib.suppress(ValueError):
+                table = own.table(entry) if own else None
+                state = entry[2]
+                if table and table.world_size == guest.world_size:
+                    there = {p.name for _, t in self._at(guest, state.epoch, state.step) for p in t.places}
+                    if there.issuperset(table.needs) and [state.epoch, state.step] not in found:
+                        found.append([state.epoch, state.step])
+        return found
+
+    def _at(self, guest: Guest, epoch: int, step: int) -> list[tuple[tuple[Tenant, Entry], Any]]:
+        """This node's slots of a step that hold something for the rank, with their tables; one a rank."""
+        directory, rank = _key(guest)
+        found = []
+        for (where, _), tenant in self._tenants.items():
+            entries = tenant.staged() if where == directory else ()
+            for entry in (e for e in entries if (e[2].epoch, e[2].step) == (epoch, step)):
+                with contextlib.suppress(ValueError):
+                    table = tenant.table(entry)
+                    if any(rank in place.ranks for place in table.places) or tenant.rank == rank:
+                        found.append(((tenant, entry), table))
+                        break
+        return found
+
+    def _hold(self, line: Line, guest: Guest, message: Message) -> None:
+        """Keep a step from being written over while the rank loads it, and hand its memory out, with its digests."""
+        told, descriptors = [], []
+        for (tenant, entry), _ in self._at(guest, int(message["epoch"]), int(message["step"])):
+            arena, slot, state = entry
+            if arena.acquire(slot, state.seq):
+                guest.held.append(entry)
+                known = {
+                    name: [[file.xxh3_128, *(t.xxh3_128 for t in file.tensors)] for file in files]
+                    for name, files in tenant.digests(entry).items()
+                }
+                told.append({"rank": tenant.rank, "slot": slot, "digests": known})
+                descriptors.append(arena.descriptor)
+        line.queue({"id": message["id"], "slots": told}, descriptors)
+
+    def _quarantine(self, guest: Guest, message: Message) -> None:
+        key = _key(guest)[0], int(message["of_rank"])
+        if key in self._tenants:
+            self._tenants[key].quarantine(int(message["epoch"]), int(message["step"]))
+
+    @staticmethod
+    def _release(guest: Guest) -> None:
+        for arena, slot, _ in guest.held:
+            arena.release(slot)
+        guest.held = []
+
+
+def _key(guest: Guest) -> Key:
+    if guest.key is None:
+        raise ValueError("hello comes first")
+    return guest.key
+
+
+def _drop_outgrown(tenant: Tenant) -> None:
+    """Free arenas that became too small, once nothing in them is newest, in use or still to be stored."""
+    newest = next(iter(tenant.staged()), None)
+    for arena in tenant.arenas[:-1]:
+        open_ = any(arena.used(slot) or arena.settled(slot) < state.seq for slot, state in enumerate(arena.states()))
+        if not open_ and newest is not None and newest[0] is not arena:
+            tenant.arenas = [other for other in tenant.arenas if other is not arena]
+            arena.close()

@@ -1,0 +1,145 @@
+"""A program's line to its node's keeper: found, or started where no agent has one; asked, and listened to."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from transomd.tce.memory.place import agent_socket, own_socket
+from transomd.tce.memory.wire import Line, Message, peer
+from transomd.tce.persist import Writer
+
+ANSWER_S = 20.0
+"""How long a keeper may take to answer; it does so at once, unless it was stopped or is starved."""
+START_S = 30.0
+ANOTHER_IS_THERE = 3
+_NOT_HANDED_ON = ("TRANSOM_EPOCH", "TRANSOM_JOB_ID", "RANK", "LOCAL_RANK")
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+class Link:
+    """An open line. Not safe for several threads."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._asked = 0
+        self.news: deque[Message] = deque()
+
+    def ask(self, op: str, descriptors: tuple[int, ...] = (), **details: object) -> tuple[Message, list[int]]:
+        """The keeper's answer, and the descriptors with it, which are the caller's. Raises OSError."""
+        self._asked += 1
+        self._line.queue({"op": op, "id": self._asked, **details}, descriptors)
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            self._push()
+            for message in self._receive():
+                if message.get("id") == self._asked:
+                    got, self._line.descriptors = self._line.descriptors, []
+                    return message, got
+            if not self.wait(deadline - time.monotonic()):
+                raise TimeoutError(f"the keeper does not answer {op!r}")
+
+    def tell(self, op: str, **details: object) -> None:
+        """Send word, without waiting for anything. Raises OSError."""
+        self._line.queue({"op": op, **details})
+        self._push()
+
+    def listen(self) -> None:
+        """Take in what the keeper has sent; it comes into ``news``. Raises OSError when the keeper is gone."""
+        self._push()
+        self._receive()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for something to come, or for room to send what waits."""
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN | (select.POLLOUT if self._line.waiting else 0))
+        return bool(poll.poll(max(0.0, seconds) * 1000))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._line.close()
+
+    def _push(self) -> None:
+        # Rings that nobody takes are worth no more than one.
+        if self._line.waiting < 1 << 16:
+            self._line.flush()
+
+    def _receive(self) -> list[Message]:
+        answers = []
+        try:
+            messages = self._line.receive()
+        except ValueError as error:
+            raise ConnectionError(str(error)) from error
+        for message in messages:
+            if "t" in message:
+                self.news.append(message)
+            else:
+                answers.append(message)
+        return answers
+
+
+def connect(directory: Path, start: bool) -> Link | None:
+    """A line to the keeper of this node: the agent's, else the directory's own, which is started if need be.
+
+    None: there is none, and none was to be started. Raises OSError if there should be one.
+    """
+    agents = agent_socket()
+    path = agents or own_socket(directory)
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return Link(_dial(path))
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            if not start:
+                return None
+            if agents is not None or time.monotonic() > deadline:
+                raise OSError(f"no keeper listens at {path}") from error
+            _start(path)
+
+
+def hello(link: Link, writer: Writer) -> Message:
+    """Say of which rank and directory the talk will be; what the keeper has of it. Raises OSError."""
+    where = str(writer.directory)
+    answer, _ = link.ask("hello", directory=where, rank=writer.rank, world_size=writer.world_size)
+    return answer
+
+
+def _dial(path: Path) -> Line:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+        if peer(sock)[1] != os.geteuid():
+            raise PermissionError(f"{path} belongs to another user's process")
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return Line(sock)
+
+
+def _start(path: Path) -> None:
+    """Start a keeper by exec, and wait until it listens; that another one was faster is fine."""
+    environ = {name: value for name, value in os.environ.items() if name not in _NOT_HANDED_ON}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "transomd.tce.keeper", f"--socket={path}", "--daemon"],
+            env=environ,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=START_S,
+            check=False,
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(f"the keeper could not be started: {error}") from error
+    if done.returncode not in (0, ANOTHER_IS_THERE):
+        raise OSError(f"the keeper could not be started: exit code {done.returncode}")
+    time.sleep(0.01)

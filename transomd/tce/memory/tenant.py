@@ -1,0 +1,347 @@
+"""What a keeper does for one rank: holds its arenas, and brings what is staged in them to storage.
+
+All that touches the store happens in a thread of the tenant's own: a store that hangs holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transomd.tce.errors import CheckpointError
+from transomd.tce.handle import SaveHandle
+from transomd.tce.image import PartImage, digest_file
+from transomd.tce.manifest import FileRecord
+from transomd.tce.memory.arena import Arena, staged
+from transomd.tce.memory.slots import SlotState
+from transomd.tce.memory.table import Table, decode, images, with_digests
+from transomd.tce.persist import Writer
+from transomd.tce.store import Store
+
+log = logging.getLogger("transom.tce.keeper")
+Entry = tuple[Arena, int, SlotState]
+Digests = dict[str, tuple[FileRecord, ...]]
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
+FIRST_LOOK_S, LAST_LOOK_S = 0.01, 1.0
+PEERS_S = 60.0
+"""How long a rank whose program has ended waits for the other ranks to write their share of a step."""
+GIVE_UP_S = 600.0
+"""How long writing is tried again after the program has ended."""
+STUCK_S = 10.0
+"""How long one write may take before status calls the store slow."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The start of the program whose saves the arenas hold."""
+
+    world_size: int
+    epoch: int
+    token: str
+    keep: int
+
+
+class Tenant:
+    """One rank of one checkpoint directory. ``tell`` passes a message on to the rank's program."""
+
+    def __init__(self, directory: Path, rank: int, tell: Callable[[Tenant, dict[str, Any]], None]) -> None:
+        self.directory = directory
+        self.rank = rank
+        self.arenas: list[Arena] = []
+        self.resume_source: Path | None = None
+        self.problem = ""
+        self.problem_at = 0.0
+        self.newest: dict[str, tuple[int, int, float]] = {}
+        self.skipped = 0
+        self._tell = tell
+        self._owner: Owner | None = None
+        self._gone_at: float | None = time.monotonic()
+        self._stores: dict[int, Store] = {}
+        self._handles: dict[int, tuple[int, SaveHandle]] = {}
+        self._digests: dict[tuple[int, int], Digests] = {}
+        self._bad: set[tuple[int, int]] = set()
+        self._others: frozenset[tuple[int, int]] = frozenset()
+        self._writing: tuple[int, float] | None = None
+        self._pause = FIRST_LOOK_S
+        self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
+        self._end = threading.Event()
+        self._bell, self._digest_bell = threading.Event(), threading.Event()
+        self._moved_at = time.monotonic()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._persist, self._digest)]
+        for thread in self._threads:
+            thread.start()
+
+    # --- the control thread's side ------------------------------------------------------------------------------
+
+    def take_over(self, owner: Owner) -> None:
+        """A program is there, and writes as ``owner``."""
+        self._owner, self._gone_at = owner, None
+        self._store(owner.epoch, owner.world_size)
+        self.ring()
+
+    def abandon(self) -> None:
+        """The program is gone: what is only in memory goes to storage."""
+        self._gone_at = time.monotonic()
+        self._moved_at = time.monotonic()
+        self.ring()
+
+    def ring(self) -> None:
+        """Something was staged."""
+        newest = next(iter(self.staged()), None)
+        if newest is not None and self.newest.get("memory", (None, None))[:2] != (newest[2].step, newest[2].epoch):
+            self.newest["memory"] = (newest[2].step, newest[2].epoch, time.time())
+        self._moved_at = time.monotonic()
+        self._bell.set()
+        self._digest_bell.set()
+
+    def staged(self) -> list[Entry]:
+        """Every good staged slot, newest first."""
+        return [entry for entry in staged(list(self.arenas)) if (id(entry[0]), entry[2].seq) not in self._bad]
+
+    def quarantine(self, epoch: int, step: int) -> None:
+        """What is staged of this step is damaged: it is neither loaded nor written any more."""
+        for arena, slot, state in self.staged():
+            if (state.epoch, state.step) == (epoch, step):
+                self._bad.add((id(arena), state.seq))
+                arena.settle(slot, state.seq)
+                self._trouble(f"step {step} of epoch {epoch} was damaged in memory")
+
+    @property
+    def deserted(self) -> bool:
+        """Whether the program is gone."""
+        return self._gone_at is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to be done, or can be."""
+        if self._bell.is_set() or self._writing is not None or self._pending():
+            return False
+        return not self._handles or time.monotonic() - self._moved_at > PEERS_S
+
+    def table(self, entry: Entry) -> Table:
+        """What a slot says of itself; ValueError if it is damaged."""
+        return decode(entry[0].table(entry[1]))
+
+    def digests(self, entry: Entry) -> Digests:
+        """The digests of a slot as far as they have been taken."""
+        return self._digests.get((id(entry[0]), entry[2].seq), {})
+
+    def status(self) -> dict[str, Any]:
+        """For people and for the launcher: newest step of each stage and when it got there, and what is wrong."""
+        problem, since = self.problem, self.problem_at
+        writing = self._writing
+        if writing is not None and not problem and time.monotonic() - writing[1] > STUCK_S:
+            took = time.monotonic() - writing[1]
+            problem, since = f"writing step {writing[0]} has taken {took:.0f} s so far", time.time() - took
+        return {
+            "rank": self.rank,
+            "directory": str(self.directory),
+            "stages": {stage: {"step": s, "epoch": e, "at": at} for stage, (s, e, at) in self.newest.items()},
+            "bytes": sum(arena.bytes for arena in self.arenas),
+            "skipped": self.skipped,
+            "problem": problem,
+            "problem_since": since,
+        }
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._end.set()
+        self._bell.set()
+        self._digest_bell.set()
+        for thread in self._threads:
+            thread.join(1.0)
+        for arena in self.arenas:
+            arena.close()
+        self.arenas = []
+
+    # --- storage ------------------------------------------------------------------------------------------------
+
+    def _persist(self) -> None:
+        while not self._end.is_set():
+            self._bell.wait(self._wait_s())
+            self._bell.clear()
+            try:
+                self._work()
+            except Exception as error:  # the thread must live; what is wrong stands in status
+                log.exception("rank %d of %s", self.rank, self.directory)
+                self._trouble(f"{type(error).__name__}: {error}")
+                self._retry_later()
+
+    def _wait_s(self) -> float | None:
+        waits = []
+        if self._pending():
+            waits.append(max(0.0, self._retry_at - time.monotonic()))
+        if self._handles:
+            waits.append(self._pause)
+        return min(waits, default=None)
+
+    def _work(self) -> None:
+        entry = self._next() if time.monotonic() >= self._retry_at else None
+        if entry is not None:
+            arena, slot, state = entry
+            if arena.acquire(slot, state.seq):
+                try:
+                    self._write(entry)
+                finally:
+                    self._writing = None
+                    arena.release(slot)
+        self._settle()
+
+    def _pending(self) -> list[Entry]:
+        """What is staged and not dealt with, newest first; only the newest as long as the program is there."""
+        entries = self.staged()
+        open_ = [entry for entry in entries if entry[0].settled(entry[1]) < entry[2].seq]
+        if self._gone_at is not None or not entries:
+            return open_
+        return [entry for entry in open_ if entry[2] == entries[0][2] or self._begun(entry[2])]
+
+    def _begun(self, state: SlotState) -> bool:
+        """Whether another rank writes this step, so that it is complete only if this rank does, too."""
+        store = self._stores.get(state.epoch)
+        return store is not None and store.writer.world_size > 1 and (state.epoch, state.step) in self._others
+
+    def _look_at_others(self) -> None:
+        """Note which of the staged steps another rank has begun to write."""
+        found = set()
+        for _, _, state in self.staged():
+            store = self._stores.get(state.epoch)
+            if store is not None and store.writer.world_size > 1 and store.writer.folder(state.step).is_dir():
+                found.add((state.epoch, state.step))
+        self._others = frozenset(found)
+
+    def _next(self) -> Entry | None:
+        """The newest; but first what another rank has begun, or ranks that differ by a step never complete any."""
+        with contextlib.suppress(OSError):
+            self._look_at_others()
+        pending = self._pending()
+        begun = [entry for entry in pending if self._begun(entry[2])]
+        return next(iter(begun or pending), None)
+
+    def _write(self, entry: Entry) -> None:
+        arena, slot, state = entry
+        self._writing = state.step, time.monotonic()
+        try:
+            table = self.table(entry)
+        except ValueError as error:
+            self._failed(entry, CheckpointError(str(error)))
+            return
+        store = self._store(state.epoch, table.world_size)
+        parts = self._with_digests(entry, images(arena, slot, table))
+        stored = [part for part, place in zip(parts, table.places, strict=True) if place.stored]
+        try:
+            store.put(state.step, stored)
+        except CheckpointError as error:
+            self._failed(entry, error)
+        except (OSError, MemoryError) as error:
+            self._try_again(entry, store, store.told(state.step, error, sum(part.bytes for part in stored)))
+        else:
+            self._written(entry, store)
+
+    def _store(self, epoch: int, world_size: int) -> Store:
+        store = self._stores.get(epoch)
+        if store is None:
+            owner = self._owner or Owner(world_size, epoch, "", 1)
+            token = owner.token if owner.epoch == epoch else ""
+            store = Store(Writer(self.directory, self.rank, world_size, epoch), token, owner.keep)
+            self._stores = {**self._stores, epoch: store}
+        store.completion.resume_source = self.resume_source
+        return store
+
+    def _written(self, entry: Entry, store: Store) -> None:
+        arena, slot, state = entry
+        arena.settle(slot, state.seq)
+        self.problem, self.problem_at = "", 0.0
+        self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
+        self._pause, self._moved_at = FIRST_LOOK_S, time.monotonic()
+        step = state.step
+        handle = SaveHandle(step, lambda: store.completion.progress(step))
+        self._handles[step] = (state.epoch, handle)
+        self._tell(self, {"t": "written", "step": step, "epoch": state.epoch})
+        store.completion.add(handle)
+
+    def _try_again(self, entry: Entry, store: Store, error: CheckpointError) -> None:
+        if self._gone_at is not None and time.monotonic() - self._gone_at > GIVE_UP_S:
+            store.writer.fail(entry[2].step, str(error))
+            self._failed(entry, error)
+            return
+        store.writer.take_back(entry[2].step)
+        self._trouble(str(error))
+        log.warning("%s; trying again in %.1f s", error, self._retry_s)
+        told = {"t": "problem", "step": entry[2].step, "epoch": entry[2].epoch, "error": str(error), "hint": error.hint}
+        self._tell(self, told)
+        self._retry_later()
+
+    def _retry_later(self) -> None:
+        self._retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+
+    def _trouble(self, told: str) -> None:
+        self.problem, self.problem_at = told, self.problem_at or time.time()
+
+    def _failed(self, entry: Entry, error: CheckpointError) -> None:
+        arena, slot, state = entry
+        arena.settle(slot, state.seq)
+        self._trouble(str(error))
+        log.warning("%s", error)
+        self._tell_failed(state.step, state.epoch, error)
+
+    def _tell_failed(self, step: int, epoch: int, error: CheckpointError) -> None:
+        told = {"t": "failed", "step": step, "epoch": epoch, "error": str(error), "hint": error.hint}
+        self._tell(self, told)
+
+    def _settle(self) -> None:
+        """Complete what can be completed, and say so."""
+        for store in self._stores.values():
+            store.completion.settle()
+        self._pause = min(2 * self._pause, LAST_LOOK_S)
+        for step, (epoch, handle) in list(self._handles.items()):
+            if handle.reached:
+                self._complete(step, epoch)
+            elif handle.error is not None:
+                del self._handles[step]
+                self._tell_failed(step, epoch, handle.error)
+
+    def _complete(self, step: int, epoch: int) -> None:
+        del self._handles[step]
+        self.newest["storage"] = (step, epoch, time.time())
+        self._pause, self._moved_at = FIRST_LOOK_S, time.monotonic()
+        self._tell(self, {"t": "complete", "step": step, "epoch": epoch})
+        for arena, slot, state in self.staged():
+            if (state.epoch, state.step) < (epoch, step) and arena.settled(slot) < state.seq:
+                arena.settle(slot, state.seq)
+                self.skipped += 1
+                self._tell(self, {"t": "skipped", "step": state.step, "epoch": state.epoch, "by": step})
+
+    # --- digests ------------------------------------------------------------------------------------------------
+
+    def _digest(self) -> None:
+        """Take the digests of what is newest, so that they are there even if the store hangs."""
+        while not self._end.is_set():
+            self._digest_bell.wait()
+            self._digest_bell.clear()
+            newest = next(iter(self.staged()), None)
+            writing = self._writing
+            if newest is None or self.digests(newest) or (writing and writing[0] == newest[2].step):
+                continue
+            with contextlib.suppress(ValueError, OSError):
+                self._take_digests(newest, images(newest[0], newest[1], self.table(newest)))
+
+    def _with_digests(self, entry: Entry, parts: list[PartImage]) -> list[PartImage]:
+        known = self.digests(entry) or self._take_digests(entry, parts)
+        return [with_digests(part, known[part.name]) for part in parts]
+
+    def _take_digests(self, entry: Entry, parts: list[PartImage]) -> Digests:
+        arena, slot, state = entry
+        taken = {part.name: tuple(digest_file(file) for file in part.files) for part in parts}
+        if arena.state(slot) == state:
+            held = {(id(arena), s.seq) for arena in list(self.arenas) for s in arena.states()}
+            self._digests = {key: value for key, value in self._digests.items() if key in held}
+            self._digests[id(arena), state.seq] = taken
+        return taken

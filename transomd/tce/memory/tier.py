@@ -1,0 +1,408 @@
+"""The memory tier as the engine sees it: stages steps in this rank's arena, hears from the keeper what became of them.
+
+Nothing here asks the store, and nothing waits for it, but ``close`` and the policy ``wait``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from xxhash import xxh3_64_intdigest
+
+from transomd.tce.errors import CheckpointError
+from transomd.tce.handle import SaveHandle
+from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.link import Link, connect, hello
+from transomd.tce.memory.recall import Recall
+from transomd.tce.memory.slots import STAGED, WRITING, SlotState
+from transomd.tce.memory.table import encode
+from transomd.tce.memory.wire import Message
+from transomd.tce.store import Store
+
+if TYPE_CHECKING:
+    from transomd.tce.payload import Payload
+    from transomd.tce.restore import Found
+
+log = logging.getLogger("transom.tce")
+Policy = Literal["latest", "wait"]
+AGAIN_S = 15.0
+"""How soon a keeper that could not be had is asked for again."""
+_LOOK_S = 0.05
+_WORD_S = 30.0
+_PEERS_S = 10.0
+
+
+class NoRoom(CheckpointError):
+    """All slots are in use: this step is skipped."""
+
+
+class MemoryTier:
+    """One rank's arena and its line to the keeper. ``reason`` says why there is none, when there is none."""
+
+    def __init__(self, store: Store, policy: Policy) -> None:
+        self.reason = ""
+        self.written = self.failed = self.skipped = 0
+        self._store = store
+        self._policy = policy
+        self._link: Link | None = None
+        self._arena: Arena | None = None
+        self._ours = False
+        self._seq = 0
+        self._handles: dict[int, SaveHandle] = {}
+        self._unwritten: set[int] = set()
+        self._again_at = 0.0
+        self._problem = ""
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def stage(
+        self, step: int, payloads: Sequence[tuple[Payload, bool]], needs: tuple[str, ...], handle: SaveHandle
+    ) -> str:
+        """Copy the state of ``step`` into a slot, and return ''; or return why there is no memory tier now.
+
+        Raises NoRoom if the step is skipped, and nothing else.
+        """
+        # Here and not above: the tier is made without torch.
+        from transomd.tce.memory.copy import fill, lay_out
+
+        with self._lock:
+            writer = self._store.writer
+            table = lay_out(payloads, writer.rank, writer.world_size, needs)
+            content = encode(table)
+            size = table.end + len(content)
+            try:
+                arena = self._arena_for(size)
+                slot = self._slot(arena, step)
+                fill(arena, slot, table, payloads)
+            except (OSError, MemoryError) as error:
+                return self._without(str(error))
+            image = arena.image(slot)
+            image[table.end : size] = content
+            self._seq += 1
+            digest = xxh3_64_intdigest(content)
+            state = SlotState(STAGED, self._seq, step, writer.epoch, table.end, len(content), digest)
+            arena.set_state(slot, state)
+            handle.in_memory = True
+            self._handles[step] = handle
+            self._unwritten.add(step)
+            with contextlib.suppress(OSError):
+                self._tell("staged")
+            return ""
+
+    def _arena_for(self, size: int) -> Arena:
+        """This rank's arena, with slots of at least ``size`` bytes. Raises OSError."""
+        if os.getpid() != self._pid:
+            raise OSError("a forked process saves without the memory tier")
+        self._listen()
+        if self._link is None:
+            self._attach()
+        if self._arena is None or not self._ours or self._arena.slot_bytes < size:
+            self._ask_for_arena(size)
+        assert self._arena is not None
+        return self._arena
+
+    def _attach(self) -> None:
+        """Call the keeper. Raises OSError, and at once for a while after that."""
+        if time.monotonic() < self._again_at:
+            raise OSError(self.reason)
+        self._again_at = time.monotonic() + AGAIN_S
+        self._hello()
+
+    def _hello(self) -> None:
+        link = connect(self._store.directory, start=True)
+        assert link is not None
+        try:
+            hello(link, self._store.writer)
+        except OSError:
+            link.close()
+            raise
+        self._link = link
+
+    def _ask_for_arena(self, size: int) -> None:
+        assert self._link is not None
+        mine = (self._arena.descriptor,) if self._arena is not None and not self._ours else ()
+        store = self._store
+        answer, descriptors = self._link.ask(
+            "arena", mine, bytes=size, epoch=store.writer.epoch, token=store.token, keep=store.keep
+        )
+        if "refused" in answer:
+            self._again_at = time.monotonic() + AGAIN_S
+            raise OSError(f"no memory for a copy: {answer['refused']}")
+        self._take(descriptors)
+
+    def _take(self, descriptors: list[int]) -> None:
+        try:
+            arena = Arena(descriptors[0])
+        except (ValueError, IndexError) as error:
+            raise OSError(f"the keeper sent no arena: {error}") from error
+        if self._arena is not None:
+            self._arena.close()
+        self._arena, self._ours = arena, True
+        self._seq = max(self._seq, *(state.seq for state in arena.states()))
+        if self.reason:
+            log.warning("checkpoints are copied into memory again")
+        self.reason, self._again_at = "", 0.0
+        arena.fill()
+
+    def _slot(self, arena: Arena, step: int) -> int:
+        """A slot to copy into, marked WRITING: never one in use, never the newest; by the policy if none is free."""
+        began = told = time.monotonic()
+        while True:
+            slot = self._choose(arena)
+            if slot is not None and self._mark(arena, slot, step):
+                return slot
+            if slot is None and self._policy == "latest":
+                self.skipped += 1
+                raise NoRoom(
+                    f"step {step} was skipped (so far: {self.skipped}): memory holds {arena.slots} slots, one with the "
+                    f"newest checkpoint, and what is in the others is still being read. {self._problem}".rstrip(),
+                    hint="save less often, or let the policy be 'wait'",
+                )
+            self._listen()
+            if self._link is None:
+                raise OSError(self.reason)
+            self._link.wait(_LOOK_S)
+            if time.monotonic() - told > _WORD_S:
+                told = time.monotonic()
+                log.warning("step %d has waited %.0f s for storage. %s", step, told - began, self._problem)
+
+    def _choose(self, arena: Arena) -> int | None:
+        """The slot whose loss matters least."""
+        states = arena.states()
+        newest = max((state.order for state in states if state.state == STAGED), default=None)
+        free = [
+            (state.state == STAGED, state.seq > arena.settled(slot), state.order, slot)
+            for slot, state in enumerate(states)
+            if not arena.used(slot) and not (state.state == STAGED and state.order == newest)
+        ]
+        if not free:
+            return None
+        whole, wanted, _, slot = min(free)
+        return None if whole and wanted and self._policy == "wait" else slot
+
+    def _mark(self, arena: Arena, slot: int, step: int) -> bool:
+        """Take the slot, unless the keeper begins to use it at this very moment."""
+        before = arena.state(slot)
+        arena.set_state(slot, SlotState(WRITING, before.seq, step, self._store.writer.epoch))
+        if arena.used(slot):
+            arena.set_state(slot, before)
+            return False
+        if before.state == STAGED and before.seq > arena.settled(slot) and before.epoch == self._store.writer.epoch:
+            self._skip(before.step, step)
+        return True
+
+    def _skip(self, step: int, by: int) -> None:
+        handle = self._handles.pop(step, None)
+        self._unwritten.discard(step)
+        if handle is None:
+            return
+        self.skipped += 1
+        handle.error = CheckpointError(
+            f"step {step} was not written to storage, which is slower than the saves: step {by} took its place "
+            f"(skipped so far: {self.skipped}). {self._problem}".rstrip(),
+            hint="save less often, or let the policy be 'wait'",
+        )
+        log.warning("%s", handle.error)
+
+    def _without(self, reason: str) -> str:
+        """Note why there is no memory tier, with one warning for one reason."""
+        if reason != self.reason:
+            log.warning("%s; save() writes to storage and waits for it until that has changed", reason)
+        self.reason = reason
+        return reason
+
+    # --- loading ------------------------------------------------------------------------------------------------
+
+    def holds(self, epoch: int) -> bool:
+        """Whether a keeper that is there already has something of this rank and epoch."""
+        memory = self.recall()
+        return memory is not None and any(there == epoch for there, _ in memory.staged)
+
+    def recall(self) -> Recall | None:
+        """What this node's memory offers to load; None where no keeper is, or none answers."""
+        with self._lock:
+            try:
+                if self._link is None:
+                    self._link = connect(self._store.directory, start=False)
+                return None if self._link is None else Recall(self._link, self._store.writer)
+            except OSError as error:
+                log.warning("memory is not asked for checkpoints: %s", error)
+                if self._link is not None:
+                    self._link.close()
+                self._link = None
+                return None
+
+    def resumed(self, found: Found) -> None:
+        """What was loaded is not removed; if it is in memory alone, it is brought to storage in this epoch."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._link is not None:
+                self._tell("resumed", folder=str(found.folder))
+                if found.memory_only:
+                    self._adopt(found.manifest.step, found.manifest.epoch)
+
+    def _adopt(self, step: int, epoch: int) -> None:
+        """Make what an earlier start staged this one's own: under its old epoch nobody may write it any more."""
+        self._ask_for_arena(1)
+        assert self._arena is not None
+        for slot, state in enumerate(self._arena.states()):
+            if state.state == STAGED and (state.step, state.epoch) == (step, epoch) and not self._arena.used(slot):
+                self._seq += 1
+                self._arena.set_state(slot, replace(state, epoch=self._store.writer.epoch, seq=self._seq))
+                self._tell("staged")
+
+    # --- hearing ------------------------------------------------------------------------------------------------
+
+    def progress(self, step: int) -> bool:
+        """Whether ``step`` is complete, as far as the keeper has told; without a keeper the store is asked."""
+        with self._lock:
+            self._listen()
+            if self._link is None:
+                with contextlib.suppress(OSError):
+                    self._attach_again()
+            handle = self._handles.get(step)
+            if handle is None:
+                return False
+            if self._link is None and self._store.writer.complete(step):
+                self._settled(step, reached=True)
+            return handle.reached
+
+    def pause(self, seconds: float) -> None:
+        """Wait for word from the keeper, at most so long."""
+        link = self._link
+        if link is None:
+            time.sleep(seconds)
+        else:
+            link.wait(seconds)
+
+    def _attach_again(self) -> None:
+        """After the keeper was lost: another one takes over what stands in the arena."""
+        if self._arena is not None and os.getpid() == self._pid:
+            self._attach()
+            self._ask_for_arena(self._arena.slot_bytes)
+            self._tell("staged")
+
+    def _tell(self, op: str, **details: object) -> None:
+        if self._link is not None:
+            try:
+                self._link.tell(op, **details)
+            except OSError as error:
+                self._lost(error)
+                raise
+
+    def _listen(self) -> None:
+        """Take in the keeper's news."""
+        if self._link is None or os.getpid() != self._pid:
+            return
+        lost: OSError | None = None
+        try:
+            self._link.listen()
+        except OSError as error:
+            lost = error
+        while self._link.news:
+            self._hear(self._link.news.popleft())
+        if lost is not None:
+            self._lost(lost)
+
+    def _hear(self, told: Message) -> None:
+        kind = told["t"]
+        if kind == "lost":
+            self._ours = False
+            raise_later = CheckpointError(f"{self._store.directory}: another start of this program has taken over")
+            for step in list(self._handles):
+                self._settled(step, error=raise_later)
+            return
+        step = int(told["step"])
+        if told["epoch"] != self._store.writer.epoch:
+            return
+        if kind == "written":
+            self.written += step in self._unwritten
+            self._unwritten.discard(step)
+            self._problem = ""
+        elif kind == "complete":
+            self._settled(step, reached=True)
+        elif kind == "skipped":
+            self._skip(step, int(told["by"]))
+        elif kind == "problem":
+            self._trouble(step, told)
+        elif kind == "failed":
+            self._settled(step, error=CheckpointError(told["error"], hint=told["hint"]))
+
+    def _trouble(self, step: int, told: Message) -> None:
+        if told["error"] != self._problem:
+            log.warning("%s; it stays in memory, and writing is tried again. Training goes on", told["error"])
+        self._problem = told["error"]
+        if step in self._handles:
+            self._handles[step].problem = told["error"]
+
+    def _settled(self, step: int, *, reached: bool = False, error: CheckpointError | None = None) -> None:
+        handle = self._handles.pop(step, None)
+        self._unwritten.discard(step)
+        if handle is None:
+            return
+        if reached:
+            handle.reached = True
+            log.info("step %d of epoch %d is complete", step, self._store.writer.epoch)
+        if error is not None:
+            handle.error = error
+            self.failed += 1
+            log.warning("step %d will not be complete: %s", step, error)
+
+    def _lost(self, error: OSError) -> None:
+        """The keeper is gone: the arena stays mapped here, and the next keeper gets it."""
+        if self._link is not None:
+            self._link.close()
+            log.warning("the keeper was lost (%s); what is in memory stays there", error)
+        self._link, self._ours = None, False
+        self.reason = "the keeper was lost"
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float, leave: bool) -> None:
+        """Wait until what is staged is on the disk, and let go; with ``leave``, the memory may be given back then."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._drain(timeout)
+            if self._link is not None:
+                with contextlib.suppress(OSError):
+                    if leave and self._ours:
+                        self._tell("bye")
+                if self._link is not None:
+                    self._link.close()
+            self._link = None
+            if self._arena is not None:
+                self._arena.close()
+            self._arena = None
+
+    def _drain(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        others_end: float | None = None
+        while self._handles and self._link is not None and time.monotonic() < end:
+            self._listen()
+            if not self._unwritten:
+                # This rank's share is there; the keeper goes on without us if other ranks take long.
+                others_end = others_end or time.monotonic() + _PEERS_S
+                if time.monotonic() > others_end:
+                    break
+            self.pause(_LOOK_S)
+        self._listen()
+        if self._unwritten:
+            steps = ", ".join(map(str, sorted(self._unwritten)))
+            log.warning(
+                "steps %s are not on the disk after %.0f s; the keeper goes on. %s", steps, timeout, self._problem
+            )
+
+    def release(self) -> None:
+        """Let go without waiting; what is staged is the keeper's."""
+        if os.getpid() == self._pid and self._link is not None:
+            self._link.close()
+            self._link = None
