@@ -113,6 +113,7 @@ class Daemon:
         observer = Observer(slurm, reach, self.clock, changed=lambda: operator.wake())
         actor = Actor(slurm, reach, settings, self.clock)
         operator = Operator(store, observer, actor, settings, self.clock, watcher=ops.watchers)
+        reach.cleared_at = operator.clearings.at
         hands = Hands(operator, settings, self.clock, url)
         watch = NodeWatch(operator, settings, self.clock)
         hooks = HookRoutes(watch, settings.hooks_key, self.clock)

@@ -15,6 +15,7 @@ from transom_slurm.types import SlurmNode, SubmitRequest
 from transom_sql.records import Event, Intent, NodeRecord
 
 from transomd.settings import Settings
+from transomd.tol.clearings import KEY
 from transomd.tol.drains import CONFIRM_WITHIN_S, NODE_LOSS
 from transomd.tol.facts import ended
 from transomd.tol.findings import comment_refusal
@@ -211,7 +212,8 @@ class Actor:
             await self._slurm.resume(name)
         now = self._clock()
         said = Event(at=now, kind="undrained", node=name, message=f"{name} undrained by {args['who']}")
-        return Outcome(state=IntentState.DONE, events=(said,), nodes=(NodeRecord(name=name, changed_at=now),))
+        back = NodeRecord(name=name, changed_at=now, data={KEY: now})
+        return Outcome(state=IntentState.DONE, events=(said,), nodes=(back,))
 
     def kill_switch(self) -> str:
         """Return why nothing may be drained now, read live; empty when it may."""

@@ -12,6 +12,7 @@ from transom_sql.store import Change, StoreError
 
 from transomd.log import about
 from transomd.tol.act import Actor, Outcome
+from transomd.tol.clearings import KEY, Clearings
 from transomd.tol.draining import Books
 from transomd.tol.view import JobView
 from transomd.tol.watchers import Watcher
@@ -39,6 +40,7 @@ class Acts:
         clock: Callable[[], float],
         lock: asyncio.Lock,
         watcher: Watcher,
+        clearings: Clearings,
         done: Callable[[Intent], Awaitable[None]],
     ) -> None:
         self._actor = actor
@@ -46,6 +48,7 @@ class Acts:
         self._clock = clock
         self._lock = lock
         self._watcher = watcher
+        self._clearings = clearings
         self._done = done
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -121,13 +124,18 @@ class Acts:
         if intent.kind == IntentKind.DRAIN and outcome.state is IntentState.DONE:
             await self._mark_drained(intent, now)
         await self._books.db(self._end, intent.key, outcome, now, events)
+        for node in outcome.nodes:
+            if KEY in node.data:
+                self._clearings.note(node.name, float(node.data[KEY]))
 
     def _end(self, key: str, outcome: Outcome, now: float, events: Sequence[Event]) -> None:
         """Record an act's end, on the store's thread; what checks found on its nodes stays as it was."""
         store, nodes = self._books.store, []
         for new in outcome.nodes:
             old = store.node(new.name)
-            nodes.append(replace(new, checked_at=old.checked_at, checks=old.checks, data=old.data) if old else new)
+            if old is not None:
+                new = replace(new, checked_at=old.checked_at, checks=old.checks, data={**old.data, **new.data})
+            nodes.append(new)
         store.finish_intent(key, outcome.state.value, outcome.data, now, events, nodes)
 
     async def _mark_drained(self, intent: Intent, now: float) -> None:

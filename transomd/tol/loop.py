@@ -23,6 +23,7 @@ from transomd.settings import Settings
 from transomd.spec import JobSpec
 from transomd.tol.act import Actor
 from transomd.tol.acting import Acts
+from transomd.tol.clearings import Clearings, record_lifted
 from transomd.tol.decide import decide
 from transomd.tol.directive import directive
 from transomd.tol.draining import DrainDesk
@@ -74,7 +75,8 @@ class Operator:
         self._wakes: dict[int, float] = {}
         self._switches: dict[str, Switch] = {}
         self._withheld: dict[int, str] = {}
-        self._acts = Acts(actor, self, clock, self._lock, self._watcher, self._acted)
+        self.clearings = Clearings()
+        self._acts = Acts(actor, self, clock, self._lock, self._watcher, self.clearings, self._acted)
         self._drains = DrainDesk(actor, self, self._watcher)
         self._hearing = Hearing(clock)
         self._outage = StoreOutage()
@@ -160,6 +162,7 @@ class Operator:
         active = {job.id for job in await self.db(self._store.jobs, states=ACTIVE, limit=None)}
         for job_id in sorted(active | unfinished):
             await self._load(job_id)
+        self.clearings.load(await self.db(self._store.nodes))
         await self._drains.start(self._clock())
 
     async def run(self) -> None:
@@ -208,6 +211,9 @@ class Operator:
         self._observer.news()
         self._hearing.count(self._views.values(), self._settings)
         async with self._lock:
+            lifted = self.clearings.look(self._observer.world().slurm)
+            if lifted:
+                await self.db(record_lifted, self._store, lifted, self.clearings.at)
             written = await self._settle_all(list(self._views))
             drains = await self._grant_drains()
             acts = await self._start_acts()

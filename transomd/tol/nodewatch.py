@@ -113,6 +113,7 @@ class NodeWatch:
             self._profile.answerable([*parts, *report.not_run]),
             now=self._clock(),
             allocated_gpus=rules.expected_gpus(node, report.facts),
+            cleared_at=self._operator.clearings.at.get(node.name, 0.0),
         )
 
     async def _keep(self, report: HookReport, judged: NodeReport, slurm: SlurmView) -> None:

@@ -22,13 +22,17 @@ STARTER_PATIENCE_S = 1.0
 
 
 class Reach:
-    """Implements what observing and acting need on nodes."""
+    """Implements what observing and acting need on nodes.
+
+    ``cleared_at`` is when each was put back into service; kernel messages from before do not count against it.
+    """
 
     def __init__(self, settings: Settings, rights: Rights, daemon_url: str) -> None:
         self._settings = settings
         self._rights = rights
         self._daemon_url = daemon_url
         self._profile = settings.health.profile()
+        self.cleared_at: Mapping[str, float] = {}
 
     def use(self, settings: Settings) -> None:
         """Go on with other settings; how nodes are reached stays as it is."""
@@ -41,13 +45,14 @@ class Reach:
         options = ProbeOptions(
             allocated_gpus=view.spec.gpus_per_node or None,
             slurm_job=view.attempt.slurm_job_id,
+            cleared_at=self.cleared_at,
             deadline=self._settings.health.probe_timeout_s,
         )
         await self._rights.probe(nodes, profile, options, told)
 
     async def check(self, nodes: Iterable[str], told: Callable[[NodeReport], None]) -> None:
         """Probe nodes for a person, whatever runs on them: their GPUs are not held against an allocation."""
-        options = ProbeOptions(deadline=self._settings.health.probe_timeout_s)
+        options = ProbeOptions(cleared_at=self.cleared_at, deadline=self._settings.health.probe_timeout_s)
         await self._rights.probe(nodes, self._profile, options, told)
 
     async def collective(self, nodes: tuple[str, ...], view: JobView) -> CollectiveReport:
