@@ -21,7 +21,6 @@ from transomd.tol.admit import admit_drains
 from transomd.tol.decide import decide
 from transomd.tol.directive import directive
 from transomd.tol.drains import CONFIRM_WITHIN_S, propose_drains
-from transomd.tol.intake import sound
 from transomd.tol.policy import BACKOFF_S, RULES, WAIT_S, launches_without_progress, make_plan
 from transomd.tol.rollback import Way
 from transomd.tol.transitions import MOVES, UnlawfulMove, check_move
@@ -348,16 +347,17 @@ def test_budgets_count_what_is_granted_in_the_same_breath() -> None:
 # --- what launchers send ----------------------------------------------------------------------------------------------
 
 
-REPORT = LauncherReport(
-    job_id=1, attempt=1, slurm_job_id=8, generation=1, host="n1", phase="gate", at=NOW, message="a\nb\x00c"
-)
+REPORT = LauncherReport(job_id=1, attempt=1, slurm_job_id=8, generation=1, host="n1", phase="gate", at=NOW)
 
 
 @many
 @given(st.data())
-def test_a_well_formed_report_is_sound(data: st.DataObject) -> None:
+def test_a_well_formed_report_is_read_as_it_is(data: st.DataObject) -> None:
     report = data.draw(reports(data.draw(attempts(1))))
-    assert sound(report) == report
+    if report.failure is not None:
+        # Evidence is read into its own shape, see test_tee_wire.
+        report = replace(report, failure=replace(report.failure, evidence=[]))
+    assert LauncherReport.from_json(report.to_json()) == report
 
 
 @pytest.mark.parametrize(
@@ -379,10 +379,5 @@ def test_a_well_formed_report_is_sound(data: st.DataObject) -> None:
     ],
 )
 def test_a_report_that_is_none_is_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"report: {field}"):
-        sound(replace(REPORT, **{field: value}))
-
-
-def test_texts_are_cleaned_and_cut() -> None:
-    assert sound(REPORT).message == "a\nb c"
-    assert len(sound(replace(REPORT, message="x" * 99_999)).message) == 1000
+    with pytest.raises(ValueError, match=field):
+        LauncherReport.from_json({**REPORT.to_json(), field: value})

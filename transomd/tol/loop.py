@@ -28,7 +28,6 @@ from transomd.tol.decide import decide
 from transomd.tol.directive import directive
 from transomd.tol.draining import DrainDesk
 from transomd.tol.hearing import Hearing
-from transomd.tol.intake import sound
 from transomd.tol.observe import Observer
 from transomd.tol.outage import StoreOutage
 from transomd.tol.plausible import known_nodes, plausible
@@ -418,11 +417,10 @@ class Operator:
     async def report(self, report: LauncherReport, token: str) -> Directive:
         """Take a launcher's report and answer it.
 
-        Raises NotFoundError for a job that is not known, PermissionError when the token is not the job's, and
-        ValueError when the report is not sound.
+        It has been read by :meth:`LauncherReport.from_json`, which checks it; here it is made plausible. Raises
+        NotFoundError for a job that is not known, PermissionError when the token is not the job's.
         """
         await self.launcher_job(token, report.job_id)
-        report = sound(report)
         self._watcher.reported(report)
         async with self._lock:
             view = self._views.get(report.job_id)
