@@ -21,7 +21,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transomd.tce import CheckpointEngine
 
     folder = tmp_path_factory.mktemp("gc") / "demo"
-    engine = CheckpointEngine(folder, epoch=1, keep=9)
+    engine = CheckpointEngine(folder, epoch=1, keep=9, memory=False)
     for step in (8, 9, 10, 11):
         engine.save(step, {"weight": torch.arange(64.0) + step}).wait()
     engine.close()

@@ -23,7 +23,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("look") / "demo"
     for epoch, steps in ((1, (10, 20)), (2, (20,))):
-        ranks = [CheckpointEngine(folder, rank=r, world_size=2, epoch=epoch, replicated=("model",)) for r in (0, 1)]
+        ranks = [
+            CheckpointEngine(folder, rank=r, world_size=2, epoch=epoch, replicated=("model",), memory=False)
+            for r in (0, 1)
+        ]
         for step in steps:
             for rank, engine in enumerate(ranks):
                 state = {"model": {"w": torch.zeros(3, 4, dtype=torch.bfloat16)}, "seed": rank, "mine": torch.ones(5)}

@@ -42,6 +42,24 @@ def test_another_number_of_ranks_loads_it_as_dcps_own_reader_does(saved: Path, c
     ranks("load", count, saved)
 
 
+def test_the_shards_of_four_ranks_are_read_whole_without_ranks(saved: Path) -> None:
+    """What transom's export takes from its own checkpoint is what its import takes from DCP's directory."""
+    import torch
+
+    from transomd.tce.portable import gather
+    from transomd.tce.portable.bring import read
+
+    ours, theirs = gather(list_checkpoints(saved / "transom")[0].path).state, read(saved / "dcp")
+    assert ours.keys() == theirs.keys()
+    assert ours["nested"]["list"][1] == theirs["nested"]["list"][1] == "word"
+    for state in ("model", "optimizer"):
+        assert ours[state].keys() == theirs[state].keys()
+    tensors = [name for name, value in ours.items() if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 14
+    assert all(torch.equal(ours[name], theirs[name]) for name in tensors)
+    assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in ours["model"])
+
+
 def test_damage_is_named_on_every_rank_and_nothing_is_loaded(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "transom", tmp_path / "transom")
     data = list_checkpoints(tmp_path / "transom")[0].path / "rank-00001.safetensors"

@@ -10,6 +10,7 @@ import click
 from transom_cli.commands.ckpt_find import as_json_option, described, folder_of, found_in, place
 from transom_cli.commands.ckpt_gc import gc_command
 from transom_cli.commands.ckpt_look import show_command, where_command
+from transom_cli.commands.ckpt_move import export_command, import_command
 from transom_cli.commands.ckpt_verify import verify_command
 from transom_cli.text import ago, size, table, width
 from transomd.words import ExitCode
@@ -31,7 +32,8 @@ def ckpt() -> None:
       transom ckpt list demo                 which ones there are
       transom ckpt show demo newest          what the newest one holds
       transom ckpt verify demo               read every byte of all of them
-      transom ckpt gc demo --keep 2 --dry-run    what would be removed
+      transom ckpt export demo newest --to torch out.pt
+      transom ckpt gc demo --dry-run         what would be removed
     """
 
 
@@ -63,5 +65,5 @@ def list_command(where: str, as_json: bool) -> int:
     return ExitCode.OK
 
 
-for command in (show_command, where_command, verify_command, gc_command):
+for command in (show_command, where_command, verify_command, export_command, import_command, gc_command):
     ckpt.add_command(command)

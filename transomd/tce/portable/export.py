@@ -1,0 +1,137 @@
+"""Writing a gathered checkpoint as others read it: whole and durable beside its name, then renamed to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from transomd.tce.errors import CheckpointError, storage_error
+from transomd.tce.files import make_folder, sync_folder
+from transomd.tce.layout import path_text
+
+FORMATS = ("dcp", "safetensors", "torch")
+
+
+def export(state: Mapping[str, Any], out: Path, to: str) -> list[str]:
+    """Write ``state`` at ``out`` as one of ``FORMATS``; returns the paths of what that format cannot hold.
+
+    CheckpointError if ``out`` is there already, the state does not fit the format, or the disk refuses.
+    """
+    if os.path.lexists(out):
+        raise CheckpointError(f"{out}: is there already, and is not written over", hint="choose another name")
+    write, lacking = _WRITERS[to](state)
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        make_folder(out.parent)
+        write(beside)
+        _sync(beside)
+        os.rename(beside, out)
+        sync_folder(out.parent)
+    except OSError as error:
+        raise storage_error(f"exporting to {out}", error, out.parent, _bytes(state)) from error
+    except (RuntimeError, SafetensorError, CheckpointException) as error:
+        # What the libraries make of an error of the file system.
+        raise CheckpointError(f"exporting to {out}: {error}", hint=f"df {out.parent}") from error
+    finally:
+        _remove(beside)
+    return lacking
+
+
+Plan = tuple[Callable[[Path], object], list[str]]
+
+
+def _torch(state: Mapping[str, Any]) -> Plan:
+    return lambda path: torch.save(dict(state), path), []
+
+
+def _dcp(state: Mapping[str, Any]) -> Plan:
+    def write(path: Path) -> None:
+        with warnings.catch_warnings():
+            # It says that there is one process, which is so.
+            warnings.filterwarnings("ignore", message="torch.distributed is")
+            dcp_save(dict(state), storage_writer=FileSystemWriter(path), no_dist=True)
+
+    return write, []
+
+
+def _safetensors(state: Mapping[str, Any]) -> Plan:
+    tensors: dict[str, torch.Tensor] = {}
+    lacking: list[str] = []
+    seen: set[int] = set()
+    for path, value in _leaves(state, ()):
+        name = ".".join(str(key) for key in path)
+        if not isinstance(value, torch.Tensor):
+            lacking.append(path_text(path))
+        elif name in tensors:
+            raise CheckpointError(f"two tensors would be named {name} in a safetensors file", hint="export --to torch")
+        else:
+            # The format has no tied tensors: each name gets bytes of its own.
+            tensors[name] = value.clone() if value.data_ptr() in seen else value.contiguous()
+            seen.add(value.data_ptr())
+    if not tensors:
+        raise CheckpointError("there is no tensor to export", hint="export --to torch")
+
+    def write(path: Path) -> None:
+        try:
+            save_file(tensors, path, metadata={"format": "pt"})
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"a safetensors file cannot hold this: {error}", hint="export --to torch") from error
+        # The library makes its file for the owner alone.
+        os.chmod(path, 0o666 & ~_umask())
+
+    return write, lacking
+
+
+_WRITERS: Mapping[str, Callable[[Mapping[str, Any]], Plan]] = {
+    "dcp": _dcp,
+    "safetensors": _safetensors,
+    "torch": _torch,
+}
+
+
+def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    elif type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))
+    else:
+        yield path, value
+
+
+def _bytes(state: Mapping[str, Any]) -> int:
+    return sum(value.nbytes for _, value in _leaves(state, ()) if isinstance(value, torch.Tensor))
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or all files of a folder and their names, durable."""
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        with open(file, "rb") as opened:
+            os.fsync(opened.fileno())
+    if path.is_dir():
+        sync_folder(path)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink()
