@@ -55,8 +55,8 @@ class Keeper:
             timeout = TICK_S if self._desk.waiting or self._stopping else IDLE_TICK_S
             for key, _ in self._selector.select(timeout if self._desk.lines else TICK_S):
                 key.data()
-            self._send()
             self._desk.tidy(ending=self._stopping or not self._stay)
+            self._send()
         self._listener.close()
         self._desk.close()
 

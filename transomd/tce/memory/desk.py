@@ -165,7 +165,8 @@ class Desk:
         guest.owns = True
         owner = Owner(guest.world_size, int(message["epoch"]), str(message["token"]), int(message["keep"]))
         tenant.take_over(owner)
-        line.queue({"id": message["id"]}, [tenant.arenas[-1].descriptor])
+        newest = max(state.seq for arena in tenant.arenas for state in arena.states())
+        line.queue({"id": message["id"], "seq": newest}, [tenant.arenas[-1].descriptor])
 
     def _adopt(self, line: Line, tenant: Tenant) -> None:
         """Take the arena of a program whose keeper was lost; everything staged in it is looked at again."""

@@ -69,6 +69,7 @@ class Tenant:
         self._bad: set[tuple[int, int]] = set()
         self._others: frozenset[tuple[int, int]] = frozenset()
         self._writing: tuple[int, float] | None = None
+        self._last_written = 0
         self._pause = FIRST_LOOK_S
         self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
         self._end = threading.Event()
@@ -195,12 +196,14 @@ class Tenant:
         self._settle()
 
     def _pending(self) -> list[Entry]:
-        """What is staged and not dealt with, newest first; only the newest as long as the program is there."""
-        entries = self.staged()
-        open_ = [entry for entry in entries if entry[0].settled(entry[1]) < entry[2].seq]
-        if self._gone_at is not None or not entries:
+        """What is staged and not dealt with, newest first.
+
+        While the program is there, nothing older than what was written last, unless another rank needs it.
+        """
+        open_ = [entry for entry in self.staged() if entry[0].settled(entry[1]) < entry[2].seq]
+        if self._gone_at is not None:
             return open_
-        return [entry for entry in open_ if entry[2] == entries[0][2] or self._begun(entry[2])]
+        return [entry for entry in open_ if entry[2].seq > self._last_written or self._begun(entry[2])]
 
     def _begun(self, state: SlotState) -> bool:
         """Whether another rank writes this step, so that it is complete only if this rank does, too."""
@@ -217,12 +220,19 @@ class Tenant:
         self._others = frozenset(found)
 
     def _next(self) -> Entry | None:
-        """The newest; but first what another rank has begun, or ranks that differ by a step never complete any."""
+        """First what another rank has begun: ranks that differ by a step would never complete any.
+
+        Then the next in turn as long as storage keeps up, else the newest.
+        """
         with contextlib.suppress(OSError):
             self._look_at_others()
         pending = self._pending()
         begun = [entry for entry in pending if self._begun(entry[2])]
-        return next(iter(begun or pending), None)
+        if begun or not pending:
+            return next(iter(begun), None)
+        oldest = min(pending, key=lambda entry: entry[2].seq)
+        in_turn = self._gone_at is None and oldest[2].seq == self._last_written + 1
+        return oldest if in_turn else pending[0]
 
     def _write(self, entry: Entry) -> None:
         arena, slot, state = entry
@@ -257,6 +267,7 @@ class Tenant:
     def _written(self, entry: Entry, store: Store) -> None:
         arena, slot, state = entry
         arena.settle(slot, state.seq)
+        self._last_written = max(state.seq, self._last_written)
         self.problem, self.problem_at = "", 0.0
         self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
         self._pause, self._moved_at = FIRST_LOOK_S, time.monotonic()

@@ -138,6 +138,7 @@ class MemoryTier:
             self._again_at = time.monotonic() + AGAIN_S
             raise OSError(f"no memory for a copy: {answer['refused']}")
         self._take(descriptors)
+        self._seq = max(self._seq, int(answer["seq"]))
 
     def _take(self, descriptors: list[int]) -> None:
         try:
@@ -147,7 +148,6 @@ class MemoryTier:
         if self._arena is not None:
             self._arena.close()
         self._arena, self._ours = arena, True
-        self._seq = max(self._seq, *(state.seq for state in arena.states()))
         if self.reason:
             log.warning("checkpoints are copied into memory again")
         self.reason, self._again_at = "", 0.0

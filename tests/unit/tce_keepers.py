@@ -1,0 +1,68 @@
+"""For tests of the memory tier: keepers in a place of their own, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+VARIABLES = (
+    *(f"TRANSOM_{name}" for name in ("CHECKPOINT_DIR", "EPOCH", "RESUME_STEP", "CHECKPOINT_KEEP", "AGENT")),
+    "TRANSOM_CHECKPOINT_MEMORY",
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_MEM_PER_NODE"),
+)
+
+
+@contextmanager
+def own_place() -> Iterator[Path]:
+    """A folder in memory for checkpoints, beside one where keepers listen; at the end no keeper may be there."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    before = {name: os.environ.pop(name, None) for name in (*VARIABLES, "XDG_RUNTIME_DIR")}
+    folder = Path(tempfile.mkdtemp(prefix="tcem-", dir=base))
+    try:
+        os.environ["XDG_RUNTIME_DIR"] = str(folder / "r")
+        (folder / "r").mkdir(mode=0o700)
+        yield folder / "c"
+        left = wait_for(lambda: not (keepers(folder) or list((folder / "r").iterdir())), 20)
+        assert left, f"left over: {keepers(folder)} {list((folder / 'r').iterdir())}"
+    finally:
+        for pid in keepers(folder):
+            os.kill(pid, 9)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.environ.pop("XDG_RUNTIME_DIR", None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def keepers(folder: Path) -> list[int]:
+    """Processes of the keepers that listen below ``folder``."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            dead = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        except OSError:
+            continue
+        if not dead and b"transomd.tce.keeper" in command and any(str(folder).encode() in part for part in command):
+            found.append(int(name))
+    return found
+
+
+def keeper_of(directory: Path) -> int:
+    """The one keeper of the checkpoints in ``directory``."""
+    (pid,) = keepers(directory.parent)
+    return pid
+
+
+def wait_for(true: Callable[[], Any], seconds: float = 10.0) -> bool:
+    """Whether it became true in time."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True

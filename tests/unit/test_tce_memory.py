@@ -1,0 +1,459 @@
+"""The memory tier on real keepers and signals: what a save promises, whoever dies or hangs after it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tce_keepers import keeper_of, keepers, own_place, wait_for
+
+from transomd.tce import CheckpointEngine, CheckpointError
+from transomd.tce.catalogue import list_checkpoints, verify
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with own_place() as folder:
+        yield folder
+
+
+def state_of(step: int, rank: int = 0, size: int = 5000) -> dict[str, Any]:
+    """Every part says which step and rank it is of."""
+    return {
+        "model": {str(index): torch.full((size,), float(step)) for index in range(4)},
+        "turned": torch.full((3, 4), step, dtype=torch.int64).t(),
+        "mine": [torch.full((2,), 100 * step + rank), {"step": step}],
+    }
+
+
+def assert_is(state: dict[str, Any], step: int, rank: int = 0) -> None:
+    assert all(bool(tensor.eq(step).all()) for tensor in (*state["model"].values(), state["turned"]))
+    assert bool(state["mine"][0].eq(100 * step + rank).all())
+    assert state["mine"][1] == {"step": step}
+
+
+def loaded(directory: Path, **settings: Any) -> int | None:
+    """The newest step, all of whose values were right."""
+    state = state_of(0, 99)
+    step = CheckpointEngine(directory, **settings).load(state)
+    if step is not None:
+        assert_is(state, step, settings.get("rank", 0))
+    return step
+
+
+def complete(directory: Path) -> list[int]:
+    return sorted(c.step for c in list_checkpoints(directory) if c.complete)
+
+
+def program(code: str, directory: Path, **settings: Any) -> subprocess.Popen[str]:
+    """A program with an engine and, in ``state_of``, states of its steps."""
+    head = f"""
+        import os, signal, sys, time, torch
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_tce_memory import state_of
+        from transomd.tce import CheckpointEngine
+        engine = CheckpointEngine({str(directory)!r}, **{settings!r})
+    """
+    text = textwrap.dedent(head) + textwrap.dedent(code)
+    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def killed(process: subprocess.Popen[str]) -> bool:
+    """Whether it killed itself."""
+    told = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, told
+    return True
+
+
+@pytest.fixture
+def stalled() -> Iterator[list[int]]:
+    """Processes that a test stopped; they go on at its end."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_save_is_in_memory_at_once_and_on_the_disk_soon(directory: Path) -> None:
+    engine = CheckpointEngine(directory)
+    handle = engine.save(1, state_of(1))
+    assert handle.done("memory")
+    handle.wait("memory")
+    handle.wait("storage", timeout=20)
+    assert complete(directory) == [1]
+    assert verify(list_checkpoints(directory)[0].path) == []
+    with pytest.raises(CheckpointError, match="'replica' is not there yet in this version"):
+        handle.wait("replica")
+    assert (engine.saved, engine.failed, engine.skipped, engine.memory_reason) == (1, 0, 0, "")
+    engine.close()
+
+
+def test_every_save_reaches_storage_where_storage_keeps_up(directory: Path) -> None:
+    with CheckpointEngine(directory, keep=50) as engine:
+        handles = []
+        for step in range(1, 21):
+            handles.append(engine.save(step, state_of(step)))
+            if step % 2 == 0:
+                handles[-1].wait(timeout=20)
+    assert complete(directory) == list(range(1, 21))
+    assert engine.skipped == 0
+    assert all(verify(c.path) == [] for c in list_checkpoints(directory))
+
+
+def test_what_changes_after_save_does_not_leak_in(directory: Path) -> None:
+    engine, state = CheckpointEngine(directory), state_of(1)
+    handle = engine.save(1, state)
+    state["model"]["0"].fill_(-1)
+    state["turned"].zero_()
+    state["mine"][1]["step"] = -1
+    handle.wait(timeout=20)
+    assert loaded(directory) == 1
+    engine.close()
+    assert loaded(directory) == 1
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_tensors_of_every_type_and_form_come_back_from_memory_and_from_storage(directory: Path) -> None:
+    names = "bool uint8 int16 bfloat16 float16 float32 float64 complex64 complex32 float8_e5m2 float8_e4m3fn uint64"
+    state: dict[str, Any] = {}
+    for name in names.split():
+        bits = torch.randint(0, 2 if name == "bool" else 256, (48,), dtype=torch.uint8)
+        matrix = bits.view(getattr(torch, name)).clone()
+        matrix = matrix[: matrix.numel() // 6 * 6].reshape(-1, 6) if matrix.numel() >= 6 else matrix
+        state[name] = [matrix, matrix.t(), matrix[:, 1:3], matrix[:0], matrix[0, 0], matrix[:1].expand(3, -1)]
+    base = torch.arange(10.0)
+    state["shared"] = [base, base, base[3:], torch.complex(base, -base).conj(), torch._neg_view(base)]
+    engine = CheckpointEngine(directory)
+    handle = engine.save(1, state)
+    back: list[dict[str, Any]] = [{}, {}]
+    CheckpointEngine(directory).load(back[0])
+    handle.wait(timeout=20)
+    engine.close()
+    assert wait_for(lambda: not keepers(directory.parent))
+    CheckpointEngine(directory).load(back[1])
+    for key, tensors in state.items():
+        for index, tensor in enumerate(tensors):
+            plain = tensor.resolve_conj().resolve_neg().contiguous()
+            for there in back:
+                assert there[key][index].dtype == plain.dtype
+                assert there[key][index].shape == plain.shape
+                same = there[key][index].reshape(-1).view(torch.uint8) == plain.reshape(-1).view(torch.uint8)
+                assert bool(same.all()), (key, index)
+
+
+def test_changed_shapes_and_new_keys_and_a_state_that_outgrows_its_arena(directory: Path) -> None:
+    engine = CheckpointEngine(directory)
+    for step, size in ((1, 1000), (2, 500_000), (3, 10), (4, 900_000)):
+        engine.save(step, {"t": torch.full((size,), float(step)), f"k{step}": torch.zeros(step)}).wait(timeout=30)
+        state: dict[str, Any] = {}
+        assert CheckpointEngine(directory).load(state) == step
+        assert state["t"].shape == (size,)
+        assert bool(state["t"].eq(step).all())
+    engine.close()
+    assert complete(directory) == [2, 3, 4]
+
+
+def test_the_program_dies_right_after_save_and_nothing_is_lost(directory: Path) -> None:
+    code = "engine.save(1, state_of(1)); engine.save(2, state_of(2)); os.kill(os.getpid(), signal.SIGKILL)"
+    assert killed(program(code, directory))
+    assert loaded(directory) == 2
+    assert wait_for(lambda: complete(directory) and complete(directory)[-1] == 2)
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise RuntimeError('mine')", "pass", "os.kill(os.getpid(), 15)"])
+def test_however_the_program_ends_its_last_step_is_stored(directory: Path, end: str) -> None:
+    done = program(f"engine.save(7, state_of(7))\n{end}", directory)
+    done.communicate(timeout=60)
+    assert wait_for(lambda: complete(directory) == [7])
+    assert loaded(directory) == 7
+
+
+def test_a_new_start_finds_what_the_old_one_staged_while_storage_failed(directory: Path) -> None:
+    """Something is in the way of the directory, until after the program is dead."""
+    code = """
+        engine.save(1, state_of(1)).wait(timeout=30)
+        os.rename(engine.directory, str(engine.directory) + ".gone")
+        Path(engine.directory).write_text("in the way")
+        engine.save(2, state_of(2)); engine.save(3, state_of(3))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert killed(program(code, directory))
+    directory.unlink()
+    Path(f"{directory}.gone").rename(directory)
+    assert loaded(directory) == 3
+    assert wait_for(lambda: complete(directory)[-1] == 3, 30)
+
+
+def test_a_full_disk_is_tried_again_until_there_is_room(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", directory]).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        ballast = directory / "ballast"
+        ballast.write_bytes(bytes(900 << 10))
+        with CheckpointEngine(directory) as engine:
+            handle = engine.save(1, state_of(1, size=20000))
+            with pytest.raises(TimeoutError, match=r"No space left on device: needs \d+ bytes, \d+ bytes free"):
+                handle.wait(timeout=1)
+            assert handle.error is None
+            ballast.unlink()
+            handle.wait(timeout=30)
+        assert "it stays in memory, and writing is tried again" in caplog.text
+        assert loaded(directory) == 1
+        assert wait_for(lambda: not keepers(directory.parent))
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+def test_saves_faster_than_storage_skip_and_say_so(
+    directory: Path, stalled: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A keeper that stands still: saves go on without it, and the last one is stored when it goes on."""
+    engine = CheckpointEngine(directory)
+    engine.save(1, state_of(1)).wait(timeout=20)
+    stalled.append(keeper_of(directory))
+    os.kill(stalled[0], signal.SIGSTOP)
+    begun = time.monotonic()
+    handles = [engine.save(step, state_of(step)) for step in range(2, 30)]
+    assert time.monotonic() - begun < 5
+    assert engine.skipped > 20
+    with pytest.raises(CheckpointError, match="step 3 was not written to storage, which is slower than the saves"):
+        handles[1].wait(timeout=1)
+    assert "skipped so far" in caplog.text
+    assert all(handle.done("memory") for handle in handles)
+    os.kill(stalled[0], signal.SIGCONT)
+    handles[-1].wait(timeout=20)
+    engine.close()
+    assert loaded(directory) == 29
+    assert all(verify(c.path) == [] for c in list_checkpoints(directory) if c.complete)
+
+
+def test_the_policy_wait_waits_and_skips_nothing(directory: Path) -> None:
+    with CheckpointEngine(directory, keep=100, when_full="wait") as engine:
+        for step in range(1, 31):
+            engine.save(step, state_of(step))
+    assert complete(directory) == list(range(1, 31))
+    assert engine.skipped == 0
+
+
+def test_the_keeper_dies_and_the_training_goes_on(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = CheckpointEngine(directory, keep=9)
+    engine.save(1, state_of(1)).wait(timeout=20)
+    os.kill(keeper_of(directory), signal.SIGSTOP)
+    lost = engine.save(2, state_of(2))
+    os.kill(keeper_of(directory), signal.SIGKILL)
+    assert wait_for(lambda: not keepers(directory.parent))
+    handle = engine.save(3, state_of(3))
+    assert handle.done("memory")
+    handle.wait(timeout=20)
+    assert "the keeper was lost" in caplog.text
+    assert lost.done("memory")
+    assert loaded(directory) == 3
+    engine.close()
+    assert complete(directory)[-1] == 3
+
+
+def test_a_handle_finds_another_keeper_by_itself(directory: Path) -> None:
+    """What was staged when the keeper died is in the program's own mapping: the next keeper gets it from there."""
+    engine = CheckpointEngine(directory)
+    engine.save(1, state_of(1)).wait(timeout=20)
+    pid = keeper_of(directory)
+    os.kill(pid, signal.SIGSTOP)
+    handle = engine.save(2, state_of(2))
+    os.kill(pid, signal.SIGKILL)
+    handle.wait(timeout=30)
+    assert complete(directory)[-1] == 2
+    engine.close()
+
+
+def test_a_flipped_bit_in_memory_is_seen_and_the_next_is_used(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = CheckpointEngine(directory)
+    for step in (1, 2):
+        engine.save(step, state_of(step)).wait(timeout=20)
+    tier = engine._memory
+    assert tier is not None
+    arena = tier._arena
+    assert arena is not None
+    slot = max(range(arena.slots), key=lambda index: arena.state(index).order)
+    arena.image(slot)[arena.state(slot).table_offset // 2] ^= 4
+    # Storage has the same step, undamaged.
+    assert loaded(directory) == 2
+    assert "step 2 of epoch 1 is damaged in memory: memory of rank 0: tensor" in caplog.text
+    caplog.clear()
+    assert loaded(directory) == 2, "and what is damaged is not looked at again"
+    assert "damaged" not in caplog.text
+    engine.close()
+
+
+def test_a_damaged_copy_that_is_nowhere_else_gives_way_to_the_older_one(directory: Path) -> None:
+    engine = CheckpointEngine(directory, epoch=1)
+    engine.save(1, state_of(1)).wait(timeout=20)
+    handle = engine.save(2, state_of(2))
+    handle.wait(timeout=20)
+    newest = list_checkpoints(directory)[0].path
+    (newest / "manifest.json").unlink()
+    tier = engine._memory
+    assert tier is not None
+    arena = tier._arena
+    assert arena is not None
+    slot = max(range(arena.slots), key=lambda index: arena.state(index).order)
+    arena.image(slot)[arena.state(slot).table_offset // 2] ^= 4
+    assert loaded(directory, epoch=2) == 1
+    engine.close()
+
+
+def test_loading_from_memory_fills_tensors_in_place_and_keeps_nothing_of_the_keepers(directory: Path) -> None:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    engine = CheckpointEngine(directory)
+    engine.save(1, {"model": model, "optimizer": optimizer, "loose": torch.ones(9)})
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    other = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    second = torch.optim.AdamW(other.parameters())
+    places = [parameter.data_ptr() for parameter in other.parameters()]
+    state: dict[str, Any] = {"model": other, "optimizer": second, "loose": None}
+    assert CheckpointEngine(directory).load(state) == 1
+    for step in (2, 3, 4, 5):
+        # Every slot is written over; what was loaded must not change.
+        engine.save(step, {"model": torch.nn.Linear(30, 30), "optimizer": torch.full((300,), float(step)), "loose": 0})
+    engine.close()
+    assert [parameter.data_ptr() for parameter in other.parameters()] == places
+    assert all(value.equal(wanted[name]) for name, value in other.state_dict().items())
+    moments = optimizer.state_dict()["state"]
+    assert all(second.state_dict()["state"][k]["exp_avg"].equal(moments[k]["exp_avg"]) for k in moments)
+    assert bool(state["loose"].eq(1).all())
+
+
+def test_without_room_save_says_so_once_and_writes_to_storage(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRANSOM_CHECKPOINT_MEMORY", "64K")
+    with CheckpointEngine(directory) as engine:
+        for step in (1, 2, 3):
+            handle = engine.save(step, state_of(step))
+            assert handle.done("storage")
+            assert not handle.done("memory")
+    told = [record.message for record in caplog.records if "no memory for a copy" in record.message]
+    assert len(told) == 1
+    assert "needs 2." in told[0]
+    assert "limit 64.0 KiB (TRANSOM_CHECKPOINT_MEMORY); free" in told[0]
+    assert "limit 64.0 KiB" in engine.memory_reason
+    assert complete(directory) == [1, 2, 3]
+
+
+def test_a_late_process_of_an_earlier_start_cannot_touch_what_the_new_one_stages(directory: Path) -> None:
+    late = CheckpointEngine(directory, epoch=1)
+    late.save(1, state_of(1)).wait(timeout=20)
+    new = CheckpointEngine(directory, epoch=2)
+    new.save(2, state_of(2)).wait(timeout=20)
+    handle = late.save(50, state_of(50))
+    with pytest.raises(CheckpointError, match=r"fenced|taken over"):
+        handle.wait(timeout=20)
+    for step in (3, 4, 5):
+        new.save(step, state_of(step))
+        late.save(50 + step, state_of(50 + step))
+    assert loaded(directory, epoch=2) == 5
+    new.close()
+    late.close()
+    assert complete(directory)[-1] == 5
+
+
+def test_what_only_memory_holds_is_stored_by_the_start_that_resumed_from_it(directory: Path) -> None:
+    code = """
+        engine.save(1, state_of(1)).wait(timeout=30)
+        engine.save(2, state_of(2))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert killed(program(code, directory, epoch=1))
+    engine = CheckpointEngine(directory, epoch=2)
+    state = state_of(0)
+    assert engine.load(state) == 2
+    assert_is(state, 2)
+    assert wait_for(lambda: complete(directory)[-1] == 2)
+    engine.close()
+
+
+def test_two_ranks_hold_what_is_replicated_once_a_node(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"world_size": 2, "epoch": 1, "replicated": ("model",)}
+    ranks = []
+    for rank in (0, 1):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        ranks.append(CheckpointEngine(directory, rank=rank, **settings))
+    handles = []
+    for rank, engine in enumerate(ranks):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        handles.append(engine.save(1, state_of(1, rank, size=100_000)))
+    for handle in handles:
+        handle.wait(timeout=30)
+    sizes = [engine._memory._arena.slot_bytes for engine in ranks if engine._memory and engine._memory._arena]
+    assert sizes[0] > 1_600_000
+    assert sizes[1] < 20_000
+    recall = ranks[1]._memory.recall() if ranks[1]._memory else None
+    assert recall is not None
+    assert recall.steps == [(1, 1)]
+    assert recall.problems(1, 1) == []
+    assert sorted(key for keys, _, _ in recall.opened() for key in keys) == ["mine", "model", "turned"]
+    recall.release()
+    for engine in ranks:
+        engine.close()
+
+
+def test_two_hundred_saves_take_no_more_memory_than_twenty(directory: Path) -> None:
+    engine = CheckpointEngine(directory)
+    sizes = []
+    for step in range(200):
+        engine.save(step, state_of(step, size=50_000))
+        if step % 20 == 19:
+            sizes.append(max(resident(os.getpid()), 0) + resident(keeper_of(directory)))
+    engine.close()
+    assert max(sizes[1:]) - sizes[0] < 6, sizes
+    assert len(os.listdir("/proc/self/fd")) < 40
+
+
+def resident(pid: int) -> float:
+    """MiB of a process that are its own (not the arena)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def test_a_forked_child_leaves_the_memory_tier_alone(directory: Path) -> None:
+    engine = CheckpointEngine(directory)
+    engine.save(1, state_of(1)).wait(timeout=20)
+    child = os.fork()
+    if child == 0:
+        engine.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    handle = engine.save(2, state_of(2))
+    assert handle.done("memory")
+    handle.wait(timeout=20)
+    engine.close()
+
+
+def test_sigterm_lets_the_keeper_finish(directory: Path) -> None:
+    engine = CheckpointEngine(directory, when_full="wait")
+    for step in range(1, 6):
+        engine.save(step, state_of(step, size=200_000))
+    pid = keeper_of(directory)
+    os.kill(pid, signal.SIGTERM)
+    engine.save(6, state_of(6, size=200_000))
+    engine._close(0, leave=False)
+    assert wait_for(lambda: not keepers(directory.parent), 30)
+    assert complete(directory)[-1] == 6
