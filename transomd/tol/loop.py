@@ -31,7 +31,8 @@ from transomd.tol.hearing import Hearing
 from transomd.tol.observe import Observer
 from transomd.tol.outage import StoreOutage
 from transomd.tol.plausible import known_nodes, plausible
-from transomd.tol.switches import PAUSE, goes_on_while_paused, held_directive, pause_sentence, withheld
+from transomd.tol.switchboard import Switchboard
+from transomd.tol.switches import goes_on_while_paused, held_directive, withheld
 from transomd.tol.view import Decision, JobView, SlurmView, World, merged
 from transomd.tol.watchers import Watcher
 from transomd.words import IntentState, JobState
@@ -72,7 +73,7 @@ class Operator:
         self._lock = asyncio.Lock()
         self._views: dict[int, JobView] = {}
         self._wakes: dict[int, float] = {}
-        self._switches: dict[str, Switch] = {}
+        self._board = Switchboard(self, self._watcher)
         self._withheld: dict[int, str] = {}
         self.clearings = Clearings()
         self._acts = Acts(actor, self, clock, self._lock, self._watcher, self.clearings, self._acted)
@@ -124,12 +125,12 @@ class Operator:
     @property
     def paused(self) -> str:
         """Who stopped every act, and why; empty when they go on."""
-        return pause_sentence(self._switches.get(PAUSE))
+        return self._board.paused
 
     @property
     def switches(self) -> Mapping[str, Switch]:
         """Everything that was ever stopped, by name."""
-        return self._switches
+        return self._board.known
 
     def withheld(self, job_id: int) -> str:
         """Say what would be done about a job if transom were not paused; empty where nothing would."""
@@ -155,7 +156,7 @@ class Operator:
 
     async def start(self) -> None:
         """Read every job that is not over, and every switch: what a daemon that was killed left behind."""
-        self._switches = {switch.name: switch for switch in await self.db(self._store.switches)}
+        await self._board.load()
         pending = await self.db(self._store.intents, states=[IntentState.PENDING.value])
         unfinished = {intent.job_id for intent in pending if intent.job_id is not None}
         active = {job.id for job in await self.db(self._store.jobs, states=ACTIVE, limit=None)}
@@ -223,9 +224,9 @@ class Operator:
         return {job_id for job_id, at in self._wakes.items() if at and at <= now}
 
     async def _grant_drains(self) -> int:
-        granted, trips = await self._drains.grant(self.world(), self.paused, self._switches, self._clock())
+        granted, trips = await self._drains.grant(self.world(), self.paused, self.switches, self._clock())
         for trip in trips:
-            await self._switch(trip, f"{trip.name} is tripped: {trip.reason}")
+            await self._board.set(trip, f"{trip.name} is tripped: {trip.reason}")
         if granted:
             self._acts.due(self._clock())
         return granted
@@ -452,33 +453,20 @@ class Operator:
 
     async def pause(self, who: str, reason: str) -> None:
         """Stop every act of transom's own at once; what has begun already ends by itself. Survives a restart."""
-        now = self._clock()
         async with self._lock:
-            said = f"{who} paused transom" + (f": {reason}" if reason else "")
-            await self._switch(Switch(name=PAUSE, changed_at=now, since=now, who=who, reason=reason), said)
+            await self._board.pause(who, reason, self._clock())
         self.wake()
 
     async def resume_actions(self, who: str) -> list[Switch]:
         """Let acts go on: end the pause and reset every tripped budget. Return the switches that were set."""
         now = self._clock()
         async with self._lock:
-            were = [switch for switch in self._switches.values() if switch.since is not None]
-            for switch in were:
-                said = f"{who} resumed what {switch.name} had stopped ({switch.who}: {switch.reason})"
-                await self._switch(replace(switch, changed_at=now, since=None, who=who, reason="resumed"), said)
+            were = await self._board.reset(who, now)
             self._drains.forget_refusals()
         self._look_at = 0.0
         self._acts.due(now)
         self.wake()
         return were
-
-    async def _switch(self, switch: Switch, said: str) -> None:
-        kind = "resumed" if switch.since is None else "paused" if switch.name == PAUSE else "budget-tripped"
-        log.warning("%s", said)
-        event = Event(at=switch.changed_at, kind=kind, message=said)
-        await self.db(self._store.commit, Change(switches=[switch], events=[event]))
-        self._switches[switch.name] = switch
-        self._watcher.switched(switch, switch.changed_at)
 
     def use(self, settings: Settings) -> None:
         """Go on with other settings."""
