@@ -1,4 +1,4 @@
-"""Decisions from a verdict to the next launch: fence, restart in place, another launcher, or a new attempt. Pure."""
+"""Decisions from a verdict to the next launch: fence, restart in place, or a new attempt. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from transom_slurm.nodesets import fold
 from transom_slurm.types import SlurmJob
-from transom_sql.records import Attempt, Incident, Intent
+from transom_sql.records import Incident, Intent
 
 from transomd.settings import Settings
 from transomd.tol import endings, facts
 from transomd.tol.attempts import next_attempt, submit_intent
 from transomd.tol.diagnose import diagnose, stop
 from transomd.tol.policy import BACKOFF_S
+from transomd.tol.relaunch import give_up, new_launcher
 from transomd.tol.rollback import from_step
 from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
 from transomd.words import FailureClass, IntentKind, IntentState, JobState, LauncherPhase
@@ -121,15 +122,15 @@ def _restart(
         return stay(view, facts.why_unknown(view, world), wants=(Want(kind="slurm", since=now),))
     report = facts.fitting_report(view)
     if report is None or facts.launcher_silent(view, world, settings, now) or _launcher_gone(view, incident):
-        return _new_launcher(view, incident, world, settings, now)
+        return new_launcher(view, incident, world, settings, now)
     if "order" in view.attempt.data:
         deadline = float(view.attempt.data.get("ordered_at", now)) + settings.watch.launcher_start_s
         late = f"the launcher did not start epoch {view.job.epoch} in time"
-        return stay(view, wake_at=deadline) if now < deadline else _give_up(view, incident, late, now)
+        return stay(view, wake_at=deadline) if now < deadline else give_up(view, incident, late, now)
     if report.phase in (LauncherPhase.GATE, LauncherPhase.FAILED):
         return _in_place(view, incident, world, settings, now)
     if report.phase == LauncherPhase.RUNNING:
-        return _give_up(view, incident, f"the launcher did not end epoch {incident.epoch} in time", now)
+        return give_up(view, incident, f"the launcher did not end epoch {incident.epoch} in time", now)
     return stay(view, "waiting for Slurm to end the job", wants=(Want(kind="slurm", since=now),))
 
 
@@ -138,26 +139,13 @@ def _launcher_gone(view: JobView, incident: Incident) -> bool:
     return silent and view.report_at <= _opened(incident)
 
 
-def _give_up(view: JobView, incident: Incident, why: str, now: float) -> Decision:
-    """Note that this allocation cannot be used any more."""
-    plan = {**incident.data.get("plan", {}), "new_attempt": True}
-    why = f"{why}: a new attempt"
-    return stay(
-        view,
-        why,
-        incident=replace(incident, data={**incident.data, "plan": plan}),
-        attempts=(with_data(view.attempt, order=None, ordered_at=None),),
-        events=(facts.event(view, now, "allocation", why),),
-    )
-
-
 # --- in place ---------------------------------------------------------------------------------------------------------
 
 
 def _in_place(view: JobView, incident: Incident, world: World, settings: Settings, now: float) -> Decision:
     if facts.host_of(view) in world.slurm.down(view.attempt.nodes):
         # Its node may live, cut off from Slurm alone: srun hangs there, and slurmd will end it when it comes back.
-        return _new_launcher(view, incident, world, settings, now)
+        return new_launcher(view, incident, world, settings, now)
     late = _left_out_late(view, incident, world, now)
     if late is not None:
         return late
@@ -167,7 +155,7 @@ def _in_place(view: JobView, incident: Incident, world: World, settings: Setting
     out = {*view.attempt.barred, *world.slurm.down(view.attempt.nodes)}
     usable = [n for n in facts.alive(view) if n not in out]
     if len(usable) < view.spec.nodes:
-        return _give_up(view, incident, f"only {len(usable)} of {view.spec.nodes} nodes are left", now)
+        return give_up(view, incident, f"only {len(usable)} of {view.spec.nodes} nodes are left", now)
     return _order(view, incident, _choose(view, usable), now)
 
 
@@ -253,57 +241,6 @@ def _order(view: JobView, incident: Incident, nodes: list[str], now: float) -> D
         attempts=(facts.ordered(view, epoch, nodes, now),),
         incident=replace(incident, fenced_at=incident.fenced_at or now),
         events=(facts.event(view, now, "restart", f"epoch {epoch} restarts in place on {fold(nodes)}{how}"),),
-    )
-
-
-# --- another launcher -------------------------------------------------------------------------------------------------
-
-
-def _new_launcher(view: JobView, incident: Incident, world: World, settings: Settings, now: float) -> Decision:
-    """The launcher's node is gone (or the launcher is): start another one on a node that is left."""
-    attempt = view.attempt
-    intent = view.intent(_launcher_key(attempt))
-    if intent is not None:
-        if intent.state == IntentState.PENDING:
-            return stay(view, "starting another launcher")
-        patience = (intent.finished_at or now) + settings.watch.launcher_silence_s
-        if intent.state == IntentState.DONE and now < patience:
-            return stay(view, "waiting for the new launcher", wake_at=patience)
-    tried = {facts.host_of(view), *attempt.data.get("hosts_tried", [])}
-    hosts = [n for n in _reachable(view, world) if n not in tried]
-    if not hosts or len(_reachable(view, world)) < view.spec.nodes:
-        return _give_up(view, incident, "no launcher can be started where enough nodes are left", now)
-    return _order_launcher(view, incident, hosts[0], sorted(tried - {""}), now)
-
-
-def _launcher_key(attempt: Attempt) -> str:
-    return f"launcher:{attempt.job_id}:{attempt.number}:{attempt.generation}"
-
-
-def _reachable(view: JobView, world: World) -> list[str]:
-    """Nodes of the allocation that no one doubts: those the probe reached first."""
-    out = {*view.attempt.barred, *world.slurm.down(view.attempt.nodes)}
-    left = [n for n in view.attempt.nodes if n not in out and not world.slurm.silent(n)]
-    return sorted(left, key=lambda n: not (n in world.health and world.health[n].reached))
-
-
-def _order_launcher(view: JobView, incident: Incident, host: str, tried: list[str], now: float) -> Decision:
-    attempt: Attempt = replace(view.attempt, generation=view.attempt.generation + 1)
-    intent = Intent(
-        key=_launcher_key(attempt),
-        kind=IntentKind.LAUNCHER.value,
-        state=IntentState.PENDING.value,
-        created_at=now,
-        job_id=view.job.id,
-        incident_id=incident.id,
-        args={"host": host, "generation": attempt.generation, "slurm_job_id": attempt.slurm_job_id},
-    )
-    return stay(
-        view,
-        f"starting another launcher on {host}",
-        attempts=(with_data(attempt, host=host, hosts_tried=tried, order=None, ordered_at=None),),
-        intents=(intent,),
-        events=(facts.event(view, now, "launcher", f"launcher {attempt.generation} starts on {host}"),),
     )
 
 
