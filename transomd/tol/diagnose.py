@@ -179,7 +179,7 @@ def _conclude(
     attempt = replace(view.attempt, barred=tuple(sorted({*view.attempt.barred, *plan.bar})))
     back = plan.resume_step
     changes = {} if back is None else {"data": rollback.turned_back(view, back, incident.epoch)}
-    reason = f"{verdict.summary} {plan.said.capitalize()}." if plan.said else verdict.summary
+    reason = f"{verdict.summary} {plan.said[0].upper()}{plan.said[1:]}." if plan.said else verdict.summary
     return stay(view, reason, job=changes, incident=told, attempts=(attempt,), launches=closed, events=tuple(said))
 
 
