@@ -45,6 +45,8 @@ _ONE_JOB = "one transom job is one plain Slurm job"
 _ROOT = "the job runs as its owner"
 _NODES = "transom chooses among nodes and leaves bad ones out; use --exclude, --constraint or --reservation"
 _INSIDE = "the launcher runs on the node itself; start the container in 'command'"
+_PYXIS = ("container-", "no-container-")
+"""How the options of pyxis begin, a plugin that puts the batch script itself into a container."""
 
 _OWNED: dict[str, str] = {
     "requeue": _OWN_RESTARTS,
@@ -132,6 +134,8 @@ def _long(word: str, rest: list[str]) -> SbatchOption:
     name, equals, value = word[2:].partition("=")
     form = _FORMS.get(name)
     if form is None:
+        if name.startswith(_PYXIS):
+            return SbatchOption(name, value if equals else None, word, _INSIDE)
         meant = sorted(known for known in _FORMS if known.startswith(name))
         fault = f"write the option out: {', '.join('--' + known for known in meant)}" if meant else ""
         return SbatchOption(name, value if equals else None, word, fault)

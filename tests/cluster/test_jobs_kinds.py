@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import Site
+from jobs import RING, Site
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 
@@ -52,6 +52,23 @@ def test_torch_by_torchrun(site: Site) -> None:
     job = submit(site, text)
     assert site.wait_state(job, "completed", "failed", within_s=400)["state"] == "completed", site.story()
     assert set(losses(site)) == set(range(1, 13))
+
+
+def test_a_command_that_starts_a_container(site: Site) -> None:
+    """A container to the kernel: mounts and PIDs of its own. Its ranks are found, watched, killed and started again."""
+    work = site.root / "work"
+    work.mkdir()
+    inside = f"{sys.executable} {RING} --steps 40"
+    (work / "job.yaml").write_text(
+        f"name: boxed\ncommand: unshare --mount --pid --fork --kill-child --mount-proc {inside}\nnodes: 2\n"
+        "checkpoint: {dir: ck}\nhealth: {collective: false}\n"
+    )
+    job = int(site.cli("submit", "job.yaml", "--json")["job"]["id"])
+    site.wait_step(job, 6)
+    site.sandbox.fail("n2", "rank-kill")
+    assert site.wait_state(job, "completed", "failed", within_s=120)["state"] == "completed", site.story()
+    assert [launch["epoch"] for launch in site.detail(job)["launches"]] == [1, 2]
+    assert site.drained() == set()
 
 
 def test_existing_sbatch_file(site: Site) -> None:

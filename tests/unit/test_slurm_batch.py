@@ -47,6 +47,7 @@ def test_every_owned_option_is_refused_with_a_reason(name: str) -> None:
     [
         ["-N", "2"], ["-N2"], ["--nodes", "2"], ["-HN2"], ["-k"], ["-s"], ["-J", "x"], ["-a1-9"], ["-W"], ["-o", "x"],
         ["-w", "n1"], ["-D/x"], ["--requeue"], ["--no-kill"], ["--exclusive=user"], ["--uid", "0"], ["-M", "other"],
+        ["--container-image=docker://x"], ["--no-container-mount-home"],
     ],
 )  # fmt: skip
 def test_owned_options_in_every_spelling(words: list[str]) -> None:

@@ -223,9 +223,7 @@ class SimLauncher:
         self._order = order
         nodes = [n for n in self.nodes if n in order.nodes]
         resumed = self._resume(order)
-        self.launches.append(
-            LaunchReport(epoch=epoch, nodes=nodes, started_at=self.world.now, resume_step=resumed)
-        )
+        self.launches.append(LaunchReport(epoch=epoch, nodes=nodes, started_at=self.world.now, resume_step=resumed))
         self.past_failures += [self.failure] if self.failure is not None else []
         self.failure, self.message, self.phase, self._changed = None, "", LauncherPhase.RUNNING, True
         self._step_at = self.world.now
