@@ -31,42 +31,46 @@ class Gathered:
     of_one_rank: tuple[str, ...] = ()
 
 
-def gather(folder: Path, *, rank: int = 0, on_read: OnRead = lambda count: None) -> Gathered:
+def gather(folder: Path, *, rank: int = 0, own: bool = False, on_read: OnRead = lambda count: None) -> Gathered:
     """Read the checkpoint in ``folder``, every byte verified; ``on_read`` is told how many bytes were read.
 
-    Where ranks had keys of their own, those of ``rank`` are taken. numpy arrays come as tensors, b"" too. Tensors are
-    mapped from the file, not copied. CheckpointError names what is damaged, or a rank that there is not.
+    Where ranks had keys of their own, those of ``rank`` are taken. Tensors are mapped from the file, and numpy arrays
+    (and b"") come as tensors; but with ``own``, for a program to go on with, all is as it was, and copied.
+    CheckpointError names what is damaged, or a rank that there is not.
     """
     try:
         manifest = read_step_manifest(folder)
         if written_by_dcp(manifest):
             return Gathered(_sharded(folder, on_read))
-        return _of_ranks(folder, manifest, rank, on_read)
+        return _of_ranks(folder, manifest, rank, own, on_read)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: {error}", hint=f"transom ckpt verify {folder.parent}") from error
 
 
-def _of_ranks(folder: Path, manifest: StepManifest, rank: int, on_read: OnRead) -> Gathered:
+def _of_ranks(folder: Path, manifest: StepManifest, rank: int, own: bool, on_read: OnRead) -> Gathered:
     if not 0 <= rank < manifest.world_size:
         raise CheckpointError(f"{folder}: there is no rank {rank}, of {manifest.world_size} that saved it")
     wanted = [part for part in manifest.parts if rank in part.ranks]
     state: dict[str, Any] = {}
     alone: list[str] = []
     for part in load_parts(folder, manifest, {part.name for part in wanted}):
-        state.update(_part(folder, part, on_read))
+        state.update(_part(folder, part, own, on_read))
         if manifest.world_size > 1 and len(part.ranks) == 1:
             alone += part.keys
     return Gathered(state, tuple(alone))
 
 
-def _part(folder: Path, part: Part, on_read: OnRead) -> dict[str, Any]:
+def _part(folder: Path, part: Part, own: bool, on_read: OnRead) -> dict[str, Any]:
     layout = read_layout(folder, part)
-    # Arrays are tensors in the file and stay so: torch.load(weights_only=True) would refuse them, and empty bytes.
-    plain = Layout(layout.tree, layout.tensors)
     tensors: dict[str, torch.Tensor] = {}
     for file in part.files:
         tensors.update(_mapped(folder, file, on_read))
-    return put_together(plain, list(part.keys), tensors.__getitem__)
+    if own:
+        # A mapping would end with the file, which retention may remove while the program goes on.
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        return put_together(layout, list(part.keys), copies.__getitem__)
+    # Arrays are tensors in the file and stay so: torch.load(weights_only=True) would refuse them, and empty bytes.
+    return put_together(Layout(layout.tree, layout.tensors), list(part.keys), tensors.__getitem__)
 
 
 def _mapped(folder: Path, file: FileRecord, on_read: OnRead) -> dict[str, torch.Tensor]:

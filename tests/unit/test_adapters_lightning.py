@@ -1,0 +1,176 @@
+"""Lightning's CheckpointIO: what it does with plain dicts, and real runs where Lightning is installed.
+
+Lightning is none of the development packages: see docs/checkpoint.md for how to run the rest of these.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transomd.tce.catalogue import list_checkpoints
+from transomd.tce.errors import CheckpointError
+from transomd.tce.manifest import MANIFEST
+
+torch = pytest.importorskip("torch")
+
+from transomd.tce.adapters.lightning import TransomCheckpointIO  # noqa: E402
+
+WITHOUT_LIGHTNING = "Lightning is not installed: see 'Frameworks' in docs/checkpoint.md"
+
+
+def a_checkpoint(step: int) -> dict[str, Any]:
+    return {"global_step": step, "state_dict": {"w": torch.full((4,), float(step))}, "hyper": {"lr": 0.1}, "raw": b""}
+
+
+@pytest.fixture
+def io(tmp_path: Path) -> TransomCheckpointIO:
+    return TransomCheckpointIO(tmp_path / "ck", memory=False)
+
+
+def test_with_the_memory_tier_every_save_is_there_in_the_end(tmp_path: Path) -> None:
+    io = TransomCheckpointIO(tmp_path / "ck")
+    for step in (5, 6, 7):
+        io.save_checkpoint(a_checkpoint(step), tmp_path / f"{step}.ckpt")
+    io.remove_checkpoint(tmp_path / "5.ckpt")
+    assert io.load_checkpoint(tmp_path / "6.ckpt")["global_step"] == 6
+    assert io.load_checkpoint(io.newest())["global_step"] == 7
+    io.teardown()
+    assert steps(io) == [(1, 7), (1, 6)]
+
+
+def steps(io: TransomCheckpointIO) -> list[tuple[int, int]]:
+    return [(item.epoch, item.step) for item in list_checkpoints(io.directory) if item.complete]
+
+
+def test_what_is_saved_is_loaded_from_the_path_and_by_name(io: TransomCheckpointIO, tmp_path: Path) -> None:
+    io.save_checkpoint(a_checkpoint(5), tmp_path / "lightning/a.ckpt")
+    for path in (tmp_path / "lightning/a.ckpt", io.newest()):
+        found = io.load_checkpoint(path, map_location="cpu", weights_only=True)
+        assert torch.equal(found["state_dict"]["w"], torch.full((4,), 5.0))
+        assert (found["hyper"], found["raw"], found["global_step"]) == ({"lr": 0.1}, b"", 5)
+    assert steps(io) == [(1, 5)]
+
+
+def test_two_paths_of_one_step_are_one_checkpoint(io: TransomCheckpointIO, tmp_path: Path) -> None:
+    io.save_checkpoint(a_checkpoint(5), tmp_path / "a.ckpt")
+    io.save_checkpoint(a_checkpoint(5), tmp_path / "last.ckpt")
+    io.save_checkpoint(a_checkpoint(6), tmp_path / "b.ckpt")
+    assert steps(io) == [(1, 6), (1, 5)]
+    io.remove_checkpoint(tmp_path / "a.ckpt")
+    assert not (tmp_path / "a.ckpt").exists()
+    assert io.load_checkpoint(tmp_path / "last.ckpt")["global_step"] == 5
+    io.save_checkpoint(a_checkpoint(6), tmp_path / "last.ckpt")
+    assert io.load_checkpoint(tmp_path / "last.ckpt")["global_step"] == 6
+
+
+def test_the_newest_complete_one_goes_only_once_a_newer_one_is_there(io: TransomCheckpointIO, tmp_path: Path) -> None:
+    io.save_checkpoint(a_checkpoint(5), tmp_path / "a.ckpt")
+    io.remove_checkpoint(tmp_path / "a.ckpt")
+    assert steps(io) == [(1, 5)]
+    io.save_checkpoint(a_checkpoint(6), tmp_path / "b.ckpt")
+    assert steps(io) == [(1, 6)]
+    assert not (tmp_path / "a.ckpt").exists()
+
+
+def test_a_program_that_goes_back_overwrites_nothing(io: TransomCheckpointIO, tmp_path: Path) -> None:
+    for step in (5, 6):
+        io.save_checkpoint(a_checkpoint(step), tmp_path / f"{step}.ckpt")
+    again = {**a_checkpoint(5), "hyper": "another"}
+    io.save_checkpoint(again, tmp_path / "again.ckpt")
+    assert io.load_checkpoint(tmp_path / "5.ckpt")["hyper"] == {"lr": 0.1}
+    assert io.load_checkpoint(tmp_path / "again.ckpt")["hyper"] == "another"
+    assert io.load_checkpoint(io.newest())["hyper"] == "another"
+
+
+def test_the_newest_good_one_is_named(io: TransomCheckpointIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert io.newest() is None
+    for step in (5, 6, 7, 8):
+        io.save_checkpoint(a_checkpoint(step), tmp_path / f"{step}.ckpt")
+    by_step = {item.step: item.path for item in list_checkpoints(io.directory)}
+    (by_step[8] / MANIFEST).unlink()
+    data = by_step[7] / "replica-00000.safetensors"
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+    assert io.newest() == str(by_step[6])
+    monkeypatch.setenv("TRANSOM_RESUME_STEP", "5")
+    assert io.newest() == str(by_step[5])
+
+
+def test_what_is_no_pointer_is_told(io: TransomCheckpointIO, tmp_path: Path) -> None:
+    torch.save(a_checkpoint(1), tmp_path / "own.ckpt")
+    with pytest.raises(CheckpointError, match="is no pointer to a checkpoint of transom's"):
+        io.load_checkpoint(tmp_path / "own.ckpt")
+    with pytest.raises(CheckpointError, match="No such file"):
+        io.load_checkpoint(tmp_path / "gone.ckpt")
+
+
+def test_what_could_not_be_loaded_again_is_refused_when_saving(io: TransomCheckpointIO, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"state\['callback'\]"):
+        io.save_checkpoint({**a_checkpoint(1), "callback": object()}, tmp_path / "a.ckpt")
+    assert not (tmp_path / "a.ckpt").exists()
+
+
+# ------------------------------------------------------------------------------------------------ with Lightning itself
+
+
+def run(place: Path, epochs: int, resume: bool = False) -> tuple[list[float], Any]:
+    """Train a model with dropout; returns its losses by step and its weights."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters({"width": 8})
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+            self.losses: list[float] = []
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = self.net(batch[0]).square().mean()
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+    pl.seed_everything(5)
+    data = torch.utils.data.TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(1)))
+    io = TransomCheckpointIO(place / "ck", memory=False)
+    callback = ModelCheckpoint(
+        place / "lightning", filename="{step}", every_n_train_steps=2, save_top_k=2, monitor="step", mode="max"
+    )
+    trainer = pl.Trainer(
+        max_epochs=epochs,
+        plugins=[io],
+        callbacks=[callback],
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=place,
+    )
+    model = Model()
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=io.newest() if resume else None)
+    return model.losses, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_resumes_to_the_bit(tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch", reason=WITHOUT_LIGHTNING)
+    losses, weights = run(tmp_path / "whole", 4)
+    run(tmp_path / "cut", 2)
+    resumed, again = run(tmp_path / "cut", 4, resume=True)
+    assert resumed == losses[-len(resumed) :]
+    assert len(resumed) == len(losses) // 2
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert len([item for item in list_checkpoints(tmp_path / "cut/ck") if item.complete]) == 2
+    assert len(list((tmp_path / "cut/lightning").iterdir())) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_takes_it_for_its_own(tmp_path: Path) -> None:
+    io = pytest.importorskip("lightning.pytorch.plugins.io", reason=WITHOUT_LIGHTNING)
+    assert issubclass(TransomCheckpointIO, io.CheckpointIO)

@@ -1,0 +1,175 @@
+"""PyTorch Lightning: ``Trainer(plugins=[TransomCheckpointIO("checkpoints")])``.
+
+Lightning decides when to save and what to keep. At the path that it names lies a small pointer; the checkpoint itself
+lies in the directory, under its step, durable and verified like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from transomd.tce.catalogue import list_checkpoints, verify
+from transomd.tce.engine import CheckpointEngine
+from transomd.tce.environment import whole_number
+from transomd.tce.errors import CheckpointError
+from transomd.tce.files import make_folder, sync_folder, write_file
+from transomd.tce.handle import SaveHandle
+from transomd.tce.manifest import step_folder
+from transomd.tce.retention import remove_checkpoint
+
+_PLACES = ("lightning.pytorch", "pytorch_lightning")
+_EVERYTHING = 1 << 30
+
+
+def _lightning() -> Any:
+    """The base class of the Lightning that the program uses, of the two packages it comes in; None without any."""
+    for place in sorted(_PLACES, key=lambda name: name not in sys.modules):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(f"{place}.plugins.io").CheckpointIO
+    return None
+
+
+_Base: Any = _lightning() or object
+
+
+class TransomCheckpointIO(_Base):  # type: ignore[misc]
+    """Saves and loads Lightning's checkpoints through a :class:`CheckpointEngine` in ``directory``.
+
+    ``directory`` is TRANSOM_CHECKPOINT_DIR if it is left out. ``engine``: further arguments of the engine. For
+    strategies under which rank 0 holds the whole state (one device, DDP).
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, **engine: Any) -> None:
+        super().__init__()
+        found = directory or os.environ.get("TRANSOM_CHECKPOINT_DIR")
+        if not found:
+            raise CheckpointError("no directory is given, and TRANSOM_CHECKPOINT_DIR is not set")
+        self.directory = Path(os.path.abspath(found))
+        epoch = whole_number(os.environ, "TRANSOM_EPOCH")
+        # Lightning means every save that it asks for, so none is skipped.
+        ours = {"rank": 0, "world_size": 1, "replicated": True, "strict": True, "when_full": "wait"}
+        self._arguments = {**ours, "epoch": epoch, **engine}
+        self._engine: CheckpointEngine | None = None
+        self._last = -1
+        self._pending: dict[Path, SaveHandle] = {}
+        self._going: list[Path] = []
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Save; when this returns the program may go on. CheckpointError names what could not be loaded again."""
+        if storage_options is not None:
+            raise CheckpointError("storage_options mean nothing to transom", hint="leave them out")
+        step = int(checkpoint["global_step"])
+        if step != self._last:
+            self._save(step, checkpoint)
+        _point(Path(path), self._folder_of(step))
+        self._settle()
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """What was saved, verified, on the host. ``path``: where Lightning saved it, or what ``newest`` returned."""
+        from transomd.tce.portable import gather
+
+        folder = Path(path) if Path(path).is_dir() else _pointed(Path(path))
+        if folder in self._pending:
+            self._pending[folder].wait("storage")
+        return gather(folder, own=True).state
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint once a newer one is complete: at once, or later."""
+        self._going.append(Path(path))
+        self._settle()
+
+    def teardown(self) -> None:
+        """Wait until what was saved is on the disk."""
+        if self._engine is not None:
+            self._engine.close()
+            self._settle()
+            self._engine, self._last = None, -1
+
+    def newest(self) -> str | None:
+        """The newest checkpoint that is good, for ``trainer.fit(ckpt_path=...)``; None: begin anew.
+
+        At most that of TRANSOM_RESUME_STEP. Reads every byte. CheckpointError if there are some and none is good.
+        """
+        for handle in self._pending.values():
+            # One that failed is not among those that are looked at below.
+            with contextlib.suppress(CheckpointError):
+                handle.wait("storage")
+        bound = whole_number(os.environ, "TRANSOM_RESUME_STEP")
+        found = [c for c in list_checkpoints(self.directory) if c.complete and (bound is None or c.step <= bound)]
+        for item in found:
+            if not verify(item.path):
+                return str(item.path)
+        if found:
+            hint = f"transom ckpt verify {self.directory}"
+            raise CheckpointError(f"{self.directory} holds checkpoints and none is good", hint=hint)
+        return None
+
+    def _save(self, step: int, checkpoint: dict[str, Any]) -> None:
+        if self._engine is not None and step < self._last:
+            # The program went back, in one process: what it saves from here on is of another start.
+            self._engine.close()
+            self._engine = None
+        if self._engine is None:
+            self._engine = CheckpointEngine(self.directory, keep=_EVERYTHING, **self._arguments)
+        self._pending[self._folder_of(step)] = self._engine.save(step, checkpoint)
+        self._last = step
+
+    def _folder_of(self, step: int) -> Path:
+        assert self._engine is not None
+        return self.directory / step_folder(step, self._engine.epoch)
+
+    def _settle(self) -> None:
+        """Remove what is to go, but never the newest complete checkpoint, nor anything while a save is under way."""
+        under_way = {path: one for path, one in self._pending.items() if not one.done("storage")}
+        self._pending = {path: one for path, one in under_way.items() if one.error is None}
+        if self._pending or not self._going:
+            return
+        newest = next((item.path for item in list_checkpoints(self.directory) if item.complete), None)
+        for path in list(self._going):
+            folder = _pointed(path) if path.is_file() else path
+            if folder == newest:
+                continue
+            self._going.remove(path)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            if not _named(folder, path.parent):
+                remove_checkpoint(folder)
+
+
+def _point(path: Path, folder: Path) -> None:
+    """Put a pointer to a checkpoint at ``path``, durably."""
+    content = json.dumps({"transom": 1, "directory": str(folder.parent), "folder": folder.name}).encode() + b"\n"
+    make_folder(path.absolute().parent)
+    write_file(path, len(content), [content])
+    sync_folder(path.absolute().parent)
+
+
+def _pointed(path: Path) -> Path:
+    """The folder of the checkpoint to which the file at ``path`` points; CheckpointError if it points nowhere."""
+    try:
+        told = json.loads(path.read_bytes()[:65536])
+        return Path(str(told["directory"])) / str(told["folder"])
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        hint = f"a checkpoint of Lightning's own: transom ckpt import {path} DIR"
+        raise CheckpointError(f"{path}: is no pointer to a checkpoint of transom's", hint=hint) from error
+
+
+def _named(folder: Path, place: Path) -> bool:
+    """Whether another pointer in the folder ``place`` leads there too (``last.ckpt``)."""
+    for path in place.iterdir() if place.is_dir() else ():
+        with contextlib.suppress(CheckpointError):
+            if path.is_file() and path.stat().st_size < 65536 and _pointed(path) == folder:
+                return True
+    return False
