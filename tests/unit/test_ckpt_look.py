@@ -55,7 +55,7 @@ def test_show_tells_keys_tensors_and_who_wrote_them(folder: Path) -> None:
     assert [parts["replica-00000"][key] for key in ("writer", "ranks", "keys")] == [0, [0, 1], ["model"]]
     assert [parts["rank-00001"][key] for key in ("writer", "ranks", "keys")] == [1, [1], ["seed", "mine"]]
     tensor = {"name": "model.w", "dtype": "bfloat16", "shape": [3, 4], "bytes": 24}
-    assert parts["replica-00000"]["tensors"] == [{**tensor, "file": "replica-00000.safetensors"}]
+    assert parts["replica-00000"]["tensors"] == [{**tensor, "file": "replica-00000.safetensors", "note": ""}]
 
 
 def test_show_as_text(folder: Path) -> None:

@@ -314,6 +314,9 @@ def test_the_environment_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TRANSOM_RESUME_STEP", "1")
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         TransomStorageReader.from_env().find()
+    assert load_newest(state_of(0)) is None
+    monkeypatch.setenv("TRANSOM_RESUME_STEP", "2")
+    assert load_newest(state_of(0)) == 2
     monkeypatch.delenv("TRANSOM_CHECKPOINT_DIR")
     with pytest.raises(CheckpointError, match="TRANSOM_CHECKPOINT_DIR is not set"):
         TransomStorageWriter.from_env()

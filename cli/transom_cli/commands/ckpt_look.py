@@ -14,7 +14,7 @@ from transom_cli.commands.ckpt_find import as_json_option, described, epoch_opti
 from transom_cli.text import ago, plain, size, table, width
 from transomd.errors import TransomError
 from transomd.tce.catalogue import Checkpoint, load_parts
-from transomd.tce.manifest import MANIFEST, Part, PartEntry, StepManifest, read_step_manifest
+from transomd.tce.manifest import MANIFEST, Part, PartEntry, StepManifest, TensorRecord, read_step_manifest
 from transomd.words import ExitCode
 
 PARTS = ("PART", "WRITTEN BY", "LOADED BY", "SIZE", "TENSORS", "KEYS")
@@ -106,16 +106,21 @@ def _part_row(entry: PartEntry, part: Part, ranks: int) -> tuple[str, ...]:
 def _loaders(part: Part, ranks: int) -> str:
     if len(part.ranks) == ranks:
         return "every rank"
-    return f"rank {', '.join(map(str, part.ranks))}" if part.ranks else "by shard"
+    return f"rank {', '.join(map(str, part.ranks))}" if part.ranks else "any rank"
 
 
 def _tensor_rows(parts: Sequence[Part]) -> list[tuple[str, ...]]:
     return [
-        (tensor.name, tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", size(tensor.bytes), part.name)
+        (tensor.name, _type(tensor), "x".join(map(str, tensor.shape)) or "scalar", size(tensor.bytes), part.name)
         for part in parts
         for file in part.files
         for tensor in file.tensors
     ]
+
+
+def _type(tensor: TensorRecord) -> str:
+    """Values of torch.distributed.checkpoint lie among the tensors, as bytes with a note."""
+    return "value" if tensor.note and tensor.dtype == "uint8" else tensor.dtype
 
 
 def _shown(item: Checkpoint, manifest: StepManifest, parts: Sequence[Part]) -> dict[str, object]:
@@ -130,7 +135,14 @@ def _shown(item: Checkpoint, manifest: StepManifest, parts: Sequence[Part]) -> d
                 "keys": list(part.keys),
                 "bytes": part.bytes,
                 "tensors": [
-                    {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.bytes, "file": file.name}
+                    {
+                        "name": t.name,
+                        "dtype": t.dtype,
+                        "shape": list(t.shape),
+                        "bytes": t.bytes,
+                        "file": file.name,
+                        "note": t.note,
+                    }
                     for file in part.files
                     for t in file.tensors
                 ],

@@ -23,7 +23,7 @@ log = logging.getLogger("transom.tce")
 
 def load_newest(
     state_dict: dict[str, Any],
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike[str] | None = None,
     *,
     resume_step: int | None = None,
     process_group: dist.ProcessGroup | None = None,
@@ -31,9 +31,13 @@ def load_newest(
 ) -> int | None:
     """Do ``dcp.load`` from the newest checkpoint of at most ``resume_step`` that is good on every rank.
 
-    Returns its step; None: there is nothing to resume from. Every rank of the group must call it. Raises
-    CheckpointError if there are checkpoints and none is good: nothing was loaded then.
+    Returns its step; None: there is nothing to resume from. Every rank of the group must call it. Without a directory,
+    TRANSOM_CHECKPOINT_DIR and TRANSOM_RESUME_STEP say what to load. Raises CheckpointError if there are checkpoints and
+    none is good: nothing was loaded then.
     """
+    if directory is None:
+        found = TransomStorageReader.from_env()
+        directory, resume_step = found.directory, found.resume_step if resume_step is None else resume_step
     place = Path(os.path.abspath(directory))
     refuted: dict[str, str] = {}
     while (name := _agreed(place, resume_step, refuted, process_group)) is not None:

@@ -61,7 +61,7 @@ def _dcp(state: Mapping[str, Any]) -> Plan:
         with warnings.catch_warnings():
             # It says that there is one process, which is so.
             warnings.filterwarnings("ignore", message="torch.distributed is")
-            dcp_save(dict(state), storage_writer=FileSystemWriter(path), no_dist=True)
+            dcp_save(dict(state), storage_writer=FileSystemWriter(path))
 
     return write, []
 
