@@ -135,7 +135,8 @@ async def run(
             raise CommandOverflow(argv, f"more than {OUTPUT_LIMIT} bytes of output")
     finally:
         await _end_group(transport, output)
-    if output.rc == 125 and output.text(2).startswith(f"{_ENV}:"):
+    # coreutils 9.1 calls env by the path that it was started by, 9.7 by its name alone.
+    if output.rc == 125 and output.text(2).startswith((f"{_ENV}:", "env:")):
         raise CommandNotStarted(argv, output.text(2).strip())
     return Completed(tuple(argv), output.rc, output.text(1), output.text(2), time.monotonic() - began)
 
