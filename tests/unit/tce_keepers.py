@@ -19,8 +19,11 @@ VARIABLES = (
 
 
 @contextmanager
-def own_place() -> Iterator[Path]:
-    """A folder in memory for checkpoints, beside one where keepers listen; at the end no keeper may be there."""
+def own_place(killed: bool = False) -> Iterator[Path]:
+    """A folder in memory for checkpoints, beside one where keepers listen; at the end no keeper may be there.
+
+    ``killed``: keepers are killed, so that an empty socket may be left, which the next keeper removes.
+    """
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     before = {name: os.environ.pop(name, None) for name in (*VARIABLES, "XDG_RUNTIME_DIR")}
     folder = Path(tempfile.mkdtemp(prefix="tcem-", dir=base))
@@ -28,8 +31,8 @@ def own_place() -> Iterator[Path]:
         os.environ["XDG_RUNTIME_DIR"] = str(folder / "r")
         (folder / "r").mkdir(mode=0o700)
         yield folder / "c"
-        left = wait_for(lambda: not (keepers(folder) or list((folder / "r").iterdir())), 20)
-        assert left, f"left over: {keepers(folder)} {list((folder / 'r').iterdir())}"
+        gone = wait_for(lambda: not (keepers(folder) or (not killed and list((folder / "r").iterdir()))), 20)
+        assert gone, f"left over: {keepers(folder)} {list((folder / 'r').iterdir())}"
     finally:
         for pid in keepers(folder):
             os.kill(pid, 9)

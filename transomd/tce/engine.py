@@ -19,6 +19,7 @@ from transomd.tce.errors import CheckpointError, storage_error
 from transomd.tce.files import make_folder
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.budget import switched_off
+from transomd.tce.memory.link import Link, call
 from transomd.tce.memory.tier import MemoryTier, NoRoom, Policy
 from transomd.tce.persist import Writer
 from transomd.tce.store import Store
@@ -70,11 +71,20 @@ class CheckpointEngine:
         self._saved = self._failures = 0
         self._all_replicated = replicated is True
         self._replicated = frozenset(() if isinstance(replicated, bool) else _names(replicated))
-        self.epoch, self._token = self._begin(epoch)
+        link = self._call_keeper(memory, when_full)
+        try:
+            self.epoch, self._token = self._begin(epoch)
+        except CheckpointError:
+            if link is not None:
+                link.close()
+            raise
         self._writer = Writer(self.directory, self.rank, self.world_size, self.epoch)
         self._store = Store(self._writer, self._token, self.keep)
         self._completion = self._store.completion
-        self._memory = self._tier(memory, when_full)
+        self._memory = MemoryTier(self._store, when_full, link) if self._in_memory else None
+        if self._memory is not None:
+            # At the end of the program _close_all comes first.
+            weakref.finalize(self, self._memory.release).atexit = False
         self._remove_unfinished()
         _open.add(self)
 
@@ -179,14 +189,12 @@ class CheckpointEngine:
             self._memory.close(timeout, leave)
         self._completion.settle()
 
-    def _tier(self, memory: bool | None, when_full: Policy) -> MemoryTier | None:
+    def _call_keeper(self, memory: bool | None, when_full: Policy) -> Link | None:
+        """Call a keeper that is there, before the claim of an epoch keeps it from storing what it holds."""
         if when_full not in ("latest", "wait"):
             raise CheckpointError(f"when_full is {when_full!r} and must be 'latest' or 'wait'")
-        if memory is False or (memory is None and switched_off(os.environ)):
-            return None
-        tier = MemoryTier(self._store, when_full)
-        weakref.finalize(self, tier.release).atexit = False  # at the end of the program _close_all comes first
-        return tier
+        self._in_memory = memory is True or (memory is None and not switched_off(os.environ))
+        return call(self.directory, self.rank, self.world_size) if self._in_memory else None
 
     def __enter__(self) -> CheckpointEngine:
         return self

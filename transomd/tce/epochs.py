@@ -14,7 +14,7 @@ import socket
 import time
 from pathlib import Path
 
-from transomd.tce.errors import CheckpointError
+from transomd.tce.errors import CheckpointError, FencedError
 from transomd.tce.files import link_file, remove_files
 from transomd.tce.manifest import parse_step_folder
 
@@ -51,7 +51,7 @@ def check_epoch(directory: Path, epoch: int) -> None:
     """CheckpointError if an epoch newer than ``epoch`` is known in ``directory``."""
     newest = newest_epoch(directory)
     if newest is not None and newest > epoch:
-        raise CheckpointError(
+        raise FencedError(
             f"{directory}: epoch {epoch} is fenced: epoch {newest} has started since, so this process must not write",
             hint="end this process; to start the program anew, give it an epoch above "
             f"{newest} (transom does that by itself) or another directory",

@@ -21,6 +21,10 @@ class CheckpointError(TransomError):
             self.add_note(f"hint: {hint}")
 
 
+class FencedError(CheckpointError):
+    """A newer start of the program is at work, so this one must not write."""
+
+
 def human_bytes(count: float) -> str:
     """``count`` bytes for people: ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

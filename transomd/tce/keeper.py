@@ -24,7 +24,7 @@ from transomd.tce.memory.wire import Line, peer
 
 log = logging.getLogger("transom.tce.keeper")
 
-NOBODY_S = 20.0
+NOBODY_S = 5.0
 """How long a keeper without ``--stay`` waits for its first program."""
 TICK_S, IDLE_TICK_S = 0.05, 5.0
 _PDEATHSIG = 1

@@ -57,19 +57,31 @@ class Desk:
         """A program is gone, or has closed its line."""
         guest = self.lines.pop(line)
         self._release(guest)
-        if guest.owns and guest.key is not None:
-            self._tenants[guest.key].abandon()
+        tenant = self._tenants.get(guest.key) if guest.key else None
+        if tenant is not None and guest.owns:
+            tenant.abandon()
+        elif tenant is not None:
+            tenant.visited()
         line.close()
 
     @property
     def waiting(self) -> bool:
         """Whether something may end without a word: a tenant that is to go, or one whose program is gone."""
-        return bool(self._leaving) or any(tenant.deserted and not tenant.idle for tenant in self._tenants.values())
+        return bool(self._leaving) or any(
+            tenant.deserted and not self._done(tenant) for tenant in self._tenants.values()
+        )
 
     @property
     def idle(self) -> bool:
         """Whether everything is on the disk, or cannot be brought there."""
-        return not self._news and all(tenant.idle for tenant in self._tenants.values())
+        return not self._news and all(self._done(tenant) for tenant in self._tenants.values())
+
+    def _done(self, tenant: Tenant) -> bool:
+        """Whether nothing is left to be done: if all ranks are here and have nothing more, none waits for another."""
+        if tenant.idle:
+            return True
+        all_ = [other for other in self._tenants.values() if other.directory == tenant.directory]
+        return len(all_) == tenant.world_size and all(other.deserted and other.waits_only for other in all_)
 
     def tidy(self, ending: bool) -> None:
         """Pass news on, and give back memory that nobody needs."""
@@ -80,7 +92,7 @@ class Desk:
                     line.queue(message)
         for key, tenant in list(self._tenants.items()):
             _drop_outgrown(tenant)
-            gone = tenant.deserted and tenant.idle and not any(guest.key == key for guest in self.lines.values())
+            gone = tenant.deserted and self._done(tenant) and not any(guest.key == key for guest in self.lines.values())
             if gone and (ending or key in self._leaving):
                 self._leaving.discard(key)
                 self._tenants.pop(key).close()

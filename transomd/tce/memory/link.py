@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from transomd.tce.memory.place import agent_socket, own_socket
 from transomd.tce.memory.wire import Line, Message, peer
-from transomd.tce.persist import Writer
 
+log = logging.getLogger("transom.tce")
 ANSWER_S = 20.0
 """How long a keeper may take to answer; it does so at once, unless it was stopped or is starved."""
 START_S = 30.0
@@ -103,11 +104,25 @@ def connect(directory: Path, start: bool) -> Link | None:
             _start(path)
 
 
-def hello(link: Link, writer: Writer) -> Message:
+def hello(link: Link, directory: Path, rank: int, world_size: int) -> Message:
     """Say of which rank and directory the talk will be; what the keeper has of it. Raises OSError."""
-    where = str(writer.directory)
-    answer, _ = link.ask("hello", directory=where, rank=writer.rank, world_size=writer.world_size)
+    answer, _ = link.ask("hello", directory=str(directory), rank=rank, world_size=world_size)
     return answer
+
+
+def call(directory: Path, rank: int, world_size: int) -> Link | None:
+    """A line to a keeper that is there already, which then keeps what it has of this rank."""
+    link = None
+    try:
+        link = connect(directory, start=False)
+        if link is not None:
+            hello(link, directory, rank, world_size)
+    except OSError as error:
+        log.warning("memory is not asked for checkpoints: %s", error)
+        if link is not None:
+            link.close()
+        return None
+    return link
 
 
 def _dial(path: Path) -> Line:

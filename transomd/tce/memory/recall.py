@@ -55,7 +55,7 @@ class Recall:
         """Ask the keeper. Raises OSError."""
         self._link = link
         self._writer = writer
-        answer = hello(link, writer)
+        answer = hello(link, writer.directory, writer.rank, writer.world_size)
         self.steps = [(epoch, step) for epoch, step in answer["steps"]]
         self.staged = [(epoch, step) for epoch, step in answer["staged"]]
         self.owned = bool(answer["owned"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transomd.tce.errors import CheckpointError
+from transomd.tce.errors import CheckpointError, FencedError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.image import PartImage, digest_file
 from transomd.tce.manifest import FileRecord
@@ -34,6 +34,8 @@ PEERS_S = 60.0
 """How long a rank whose program has ended waits for the other ranks to write their share of a step."""
 GIVE_UP_S = 600.0
 """How long writing is tried again after the program has ended."""
+FENCED_S = 30.0
+"""How long what a newer start keeps from storage stays in memory, for that start to load it."""
 STUCK_S = 10.0
 """How long one write may take before status calls the store slow."""
 
@@ -72,6 +74,7 @@ class Tenant:
         self._last_written = 0
         self._pause = FIRST_LOOK_S
         self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
+        self._stay_until, self._visited = 0.0, False
         self._end = threading.Event()
         self._bell, self._digest_bell = threading.Event(), threading.Event()
         self._moved_at = time.monotonic()
@@ -84,6 +87,7 @@ class Tenant:
     def take_over(self, owner: Owner) -> None:
         """A program is there, and writes as ``owner``."""
         self._owner, self._gone_at = owner, None
+        self._visited = False
         self._store(owner.epoch, owner.world_size)
         self.ring()
 
@@ -92,6 +96,10 @@ class Tenant:
         self._gone_at = time.monotonic()
         self._moved_at = time.monotonic()
         self.ring()
+
+    def visited(self) -> None:
+        """A later start has had its look at what is here, and is gone again."""
+        self._visited, self._stay_until = True, 0.0
 
     def ring(self) -> None:
         """Something was staged."""
@@ -122,9 +130,18 @@ class Tenant:
     @property
     def idle(self) -> bool:
         """Whether nothing is left to be done, or can be."""
-        if self._bell.is_set() or self._writing is not None or self._pending():
-            return False
-        return not self._handles or time.monotonic() - self._moved_at > PEERS_S
+        return self.waits_only and (not self._handles or time.monotonic() - self._moved_at > PEERS_S)
+
+    @property
+    def waits_only(self) -> bool:
+        """Whether this rank has written all that it has, and at most waits for others to write theirs."""
+        busy = self._bell.is_set() or self._writing is not None or bool(self._pending())
+        return not busy and time.monotonic() >= self._stay_until
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the program (0: unknown)."""
+        return self._owner.world_size if self._owner else 0
 
     def table(self, entry: Entry) -> Table:
         """What a slot says of itself; ValueError if it is damaged."""
@@ -248,6 +265,8 @@ class Tenant:
         try:
             store.put(state.step, stored)
         except CheckpointError as error:
+            if isinstance(error, FencedError) and self._gone_at is not None and not self._visited:
+                self._stay_until = time.monotonic() + FENCED_S
             self._failed(entry, error)
         except (OSError, MemoryError) as error:
             self._try_again(entry, store, store.told(state.step, error, sum(part.bytes for part in stored)))

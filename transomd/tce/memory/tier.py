@@ -46,12 +46,12 @@ class NoRoom(CheckpointError):
 class MemoryTier:
     """One rank's arena and its line to the keeper. ``reason`` says why there is none, when there is none."""
 
-    def __init__(self, store: Store, policy: Policy) -> None:
+    def __init__(self, store: Store, policy: Policy, link: Link | None) -> None:
         self.reason = ""
         self.written = self.failed = self.skipped = 0
         self._store = store
         self._policy = policy
-        self._link: Link | None = None
+        self._link = link
         self._arena: Arena | None = None
         self._ours = False
         self._seq = 0
@@ -121,7 +121,8 @@ class MemoryTier:
         link = connect(self._store.directory, start=True)
         assert link is not None
         try:
-            hello(link, self._store.writer)
+            writer = self._store.writer
+            hello(link, writer.directory, writer.rank, writer.world_size)
         except OSError:
             link.close()
             raise
