@@ -83,7 +83,7 @@ class Site:
             self.daemon = subprocess.Popen(
                 self.sandbox.hub_argv(argv), env=env, stdout=log, stderr=log, start_new_session=True
             )
-        self.wait(self._answers, "transomd answers", 20)
+        self.wait(self._answers, "transomd answers", 60)
 
     def _answers(self) -> bool:
         try:
