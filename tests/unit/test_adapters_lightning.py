@@ -5,6 +5,7 @@ Lightning is none of the development packages: see docs/checkpoint.md for how to
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,30 @@ def test_a_program_that_goes_back_overwrites_nothing(io: TransomCheckpointIO, tm
     assert io.load_checkpoint(tmp_path / "5.ckpt")["hyper"] == {"lr": 0.1}
     assert io.load_checkpoint(tmp_path / "again.ckpt")["hyper"] == "another"
     assert io.load_checkpoint(io.newest())["hyper"] == "another"
+
+
+def test_going_back_within_an_epoch_that_was_given_is_refused(tmp_path: Path) -> None:
+    io = TransomCheckpointIO(tmp_path / "ck", memory=False, epoch=3)
+    for step in (5, 6):
+        io.save_checkpoint(a_checkpoint(step), tmp_path / f"{step}.ckpt")
+    with pytest.raises(CheckpointError, match="step 5 was saved in epoch 3 already"):
+        io.save_checkpoint(a_checkpoint(5), tmp_path / "again.ckpt")
+    assert not (tmp_path / "again.ckpt").exists()
+
+
+def test_a_pointer_removes_nothing_outside_of_the_directory(io: TransomCheckpointIO, tmp_path: Path) -> None:
+    io.save_checkpoint(a_checkpoint(5), tmp_path / "a.ckpt")
+    other = tmp_path / "other/step-000000001.epoch-000001"
+    other.mkdir(parents=True)
+    forged = json.dumps({"transom": 1, "directory": str(other.parent), "folder": other.name})
+    (tmp_path / "forged.ckpt").write_text(forged)
+    (tmp_path / "up.ckpt").write_text(json.dumps({"transom": 1, "directory": str(io.directory), "folder": ".."}))
+    (tmp_path / "own.ckpt").write_bytes(b"a file of Lightning's")
+    for name in ("forged", "up", "own"):
+        io.remove_checkpoint(tmp_path / f"{name}.ckpt")
+        assert not (tmp_path / f"{name}.ckpt").exists()
+    assert other.is_dir()
+    assert steps(io) == [(1, 5)]
 
 
 def test_the_newest_good_one_is_named(io: TransomCheckpointIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

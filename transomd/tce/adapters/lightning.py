@@ -20,7 +20,7 @@ from transomd.tce.environment import whole_number
 from transomd.tce.errors import CheckpointError
 from transomd.tce.files import make_folder, sync_folder, write_file
 from transomd.tce.handle import SaveHandle
-from transomd.tce.manifest import step_folder
+from transomd.tce.manifest import MANIFEST, parse_step_folder, step_folder
 from transomd.tce.retention import remove_checkpoint
 
 _PLACES = ("lightning.pytorch", "pytorch_lightning")
@@ -121,6 +121,11 @@ class TransomCheckpointIO(_Base):  # type: ignore[misc]
             self._engine = None
         if self._engine is None:
             self._engine = CheckpointEngine(self.directory, keep=_EVERYTHING, **self._arguments)
+        if (self._folder_of(step) / MANIFEST).exists():
+            raise CheckpointError(
+                f"{self.directory}: step {step} was saved in epoch {self._engine.epoch} already: the program went back",
+                hint="leave TRANSOM_EPOCH out, or go back by starting the program anew",
+            )
         self._pending[self._folder_of(step)] = self._engine.save(step, checkpoint)
         self._last = step
 
@@ -136,14 +141,25 @@ class TransomCheckpointIO(_Base):  # type: ignore[misc]
             return
         newest = next((item.path for item in list_checkpoints(self.directory) if item.complete), None)
         for path in list(self._going):
-            folder = _pointed(path) if path.is_file() else path
-            if folder == newest:
+            folder = self._ours(path)
+            if folder is not None and folder == newest:
                 continue
             self._going.remove(path)
             with contextlib.suppress(OSError):
                 path.unlink()
-            if not _named(folder, path.parent):
+            if folder is not None and not _named(folder, path.parent):
                 remove_checkpoint(folder)
+
+    def _ours(self, path: Path) -> Path | None:
+        """The checkpoint at ``path``, if it is one of this directory: a file may say anything."""
+        folder = path
+        if path.is_file():
+            try:
+                folder = _pointed(path)
+            except CheckpointError:
+                return None
+        known = folder.parent == self.directory and parse_step_folder(folder.name) is not None
+        return folder if known else None
 
 
 def _point(path: Path, folder: Path) -> None:
