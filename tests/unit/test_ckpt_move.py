@@ -6,11 +6,15 @@ import io
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_server import transom
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.errors import CheckpointError
@@ -20,10 +24,12 @@ dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict  # noqa: E402
 
 from transomd.tce import CheckpointEngine  # noqa: E402
 from transomd.tce.dcp import TransomStorageWriter  # noqa: E402
 from transomd.tce.portable import bring_in, export, gather  # noqa: E402
+from transomd.tce.portable.nest import nested  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -304,12 +310,19 @@ def test_a_file_of_something_else_is_told(name: str, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- the command
 
 
+def with_torch(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run ``transom ckpt``, with time to load torch on a busy machine."""
+    command = [sys.executable, "-m", "transom_cli.main", "ckpt", *words]
+    environment = {**os.environ, "COLUMNS": "80", **env}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
 def test_the_command_exports_and_imports(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.safetensors"
     where = str(folder.parent)
-    done = transom("ckpt", "export", where, "newest", "--key", "model", "--to", "safetensors", str(out))
+    done = with_torch("export", where, "newest", "--key", "model", "--to", "safetensors", str(out))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"step 7 of epoch 1 is in {out}\n", "")
-    done = transom("ckpt", "import", str(out), str(tmp_path / "new"), "--key", "model", "--step", "7")
+    done = with_torch("import", str(out), str(tmp_path / "new"), "--key", "model", "--step", "7")
     assert done.returncode == 0, done.stderr
     state = gather(list_checkpoints(tmp_path / "new")[0].path).state
     assert same(state, {"model": state_of(7)["model"]})
@@ -325,7 +338,7 @@ def test_the_command_exports_and_imports(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_the_command_is_asked_in_vain(folder: Path, words: list[str], code: int, said: str) -> None:
-    done = transom("ckpt", *(str(folder.parent) if word == "CK" else word for word in words))
+    done = with_torch(*(str(folder.parent) if word == "CK" else word for word in words))
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
@@ -345,3 +358,37 @@ def test_where_the_import_came_from_may_go(tmp_path: Path) -> None:
     folder = bring_in(tmp_path / "src/in.pt", tmp_path / "ck")
     shutil.rmtree(tmp_path / "src")
     assert gather(folder).state["w"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_without_torch_the_command_says_where_to_run_it(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "no").mkdir()
+    (tmp_path / "no/torch.py").write_text("raise ImportError('there is no torch here')\n")
+    words = ["export", str(folder.parent), "7", "--to", "torch", str(tmp_path / "out.pt")]
+    done = with_torch(*words, PYTHONPATH=str(tmp_path / "no"))
+    assert done.returncode == 1
+    assert "loading torch: there is no torch here" in done.stderr
+    assert "next: run this where the training program runs" in done.stderr
+
+
+# --------------------------------------------------------------------------------------------- flat names, nested state
+
+LEAVES = st.one_of(st.integers(), st.text(max_size=3), st.none())
+KEYS = st.text("ab.1", min_size=1, max_size=3)
+STATES = st.dictionaries(
+    KEYS,
+    st.recursive(
+        LEAVES,
+        lambda inner: st.lists(inner, min_size=1, max_size=3) | st.dictionaries(KEYS, inner, min_size=1, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@given(STATES)
+def test_a_state_is_nested_again_as_dcp_flattened_it(state: dict[str, Any]) -> None:
+    try:
+        flat, paths = flatten_state_dict(state)
+    except ValueError:  # two names that DCP cannot tell apart
+        return
+    assert nested(flat, paths) == unflatten_state_dict(flat, paths) == state
