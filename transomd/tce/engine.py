@@ -6,22 +6,22 @@ import atexit
 import contextlib
 import logging
 import os
-import uuid
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from transomd.tce import epochs, restore
+from transomd.tce import restore
 from transomd.tce.environment import at_least, from_environment, place
-from transomd.tce.errors import CheckpointError, storage_error
-from transomd.tce.files import make_folder
+from transomd.tce.errors import CheckpointError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.budget import switched_off
+from transomd.tce.memory.ledger import NoRoom
 from transomd.tce.memory.link import Link, call
-from transomd.tce.memory.tier import MemoryTier, NoRoom, Policy
+from transomd.tce.memory.tier import MemoryTier, Policy
 from transomd.tce.persist import Writer
+from transomd.tce.start import begin
 from transomd.tce.store import Store
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class CheckpointEngine:
         self._replicated = frozenset(() if isinstance(replicated, bool) else _names(replicated))
         link = self._call_keeper(memory, when_full)
         try:
-            self.epoch, self._token = self._begin(epoch)
+            self.epoch, self._token = begin(self.directory, self.world_size, epoch)
         except CheckpointError:
             if link is not None:
                 link.close()
@@ -130,17 +130,17 @@ class CheckpointEngine:
     @property
     def saved(self) -> int:
         """Steps whose share this rank has written to storage."""
-        return self._saved + (self._memory.written if self._memory else 0)
+        return self._saved + (self._memory.ledger.written if self._memory else 0)
 
     @property
     def failed(self) -> int:
         """Saves that will never be in storage because something failed."""
-        return self._failures + (self._memory.failed if self._memory else 0)
+        return self._failures + (self._memory.ledger.failed if self._memory else 0)
 
     @property
     def skipped(self) -> int:
         """Saves that are not in storage because it was slower than the saves."""
-        return self._memory.skipped if self._memory else 0
+        return self._memory.ledger.skipped if self._memory else 0
 
     @property
     def memory_reason(self) -> str:
@@ -203,43 +203,6 @@ class CheckpointEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _begin(self, epoch: int | None) -> tuple[int, str]:
-        """The epoch, and the token that tells a claim of this start from another's ('': whoever has the epoch may).
-
-        A given epoch is claimed at once. A number of our own is claimed by the first save only, so that a program
-        which merely loads does not fence the one that trains.
-        """
-        if epoch is not None:
-            self._claim_given(at_least(epoch, 0, "epoch"))
-            return epoch, ""
-        mine = (self._newest_epoch() or 0) + 1, uuid.uuid4().hex
-        if self.world_size == 1:
-            return mine
-        exchange = restore.group_exchange(self.world_size)
-        if exchange is None:
-            raise CheckpointError(
-                f"{self.world_size} ranks need an epoch, and cannot agree on one without a process group",
-                hint="call torch.distributed.init_process_group first, or give epoch=N, growing with every start",
-            )
-        everyones: list[tuple[int, str]] = exchange(mine)
-        return max(number for number, _ in everyones), everyones[0][1]
-
-    def _newest_epoch(self) -> int | None:
-        try:
-            return epochs.newest_epoch(self.directory)
-        except OSError as error:
-            raise storage_error("the checkpoint directory cannot be read", error, self.directory, 0) from error
-
-    def _claim_given(self, epoch: int) -> None:
-        try:
-            make_folder(self.directory)
-            epochs.claim_epoch(self.directory, epoch)
-        except OSError as error:
-            told = storage_error(f"epoch {epoch} could not be claimed", error, self.directory, 4096)
-            if not self.directory.is_dir():
-                raise told from error
-            log.warning("%s; going on: an earlier start of this program is not kept from writing", told)
 
     def _remove_unfinished(self) -> None:
         """Not what a keeper still writes for an earlier process of this very epoch."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from transomd.tce.memory import budget
 from transomd.tce.memory.arena import Arena, rounded, whole_size
-from transomd.tce.memory.tenant import Entry, Owner, Tenant
+from transomd.tce.memory.digests import Entry
+from transomd.tce.memory.tenant import Owner, Tenant
 from transomd.tce.memory.wire import Line, Message
 
 log = logging.getLogger("transom.tce.keeper")

@@ -16,22 +16,19 @@ from typing import Any
 
 from transomd.tce.errors import CheckpointError, FencedError
 from transomd.tce.handle import SaveHandle
-from transomd.tce.image import PartImage, digest_file
-from transomd.tce.manifest import FileRecord
 from transomd.tce.memory.arena import Arena, staged
+from transomd.tce.memory.digests import Digester, Digests, Entry
 from transomd.tce.memory.slots import SlotState
-from transomd.tce.memory.table import Table, decode, images, with_digests
+from transomd.tce.memory.table import Table, decode, images
 from transomd.tce.persist import Writer
 from transomd.tce.store import Store
 
 log = logging.getLogger("transom.tce.keeper")
-Entry = tuple[Arena, int, SlotState]
-Digests = dict[str, tuple[FileRecord, ...]]
-
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
 FIRST_LOOK_S, LAST_LOOK_S = 0.01, 1.0
-PEERS_S = 60.0
-"""How long a rank whose program has ended waits for the other ranks to write their share of a step."""
+PEERS_S = 10.0
+"""How long a rank whose program has ended waits for others to write their share. Whoever writes last completes the
+step, so this only bridges a file system that shows files late."""
 GIVE_UP_S = 600.0
 """How long writing is tried again after the program has ended."""
 FENCED_S = 30.0
@@ -67,7 +64,6 @@ class Tenant:
         self._gone_at: float | None = time.monotonic()
         self._stores: dict[int, Store] = {}
         self._handles: dict[int, tuple[int, SaveHandle]] = {}
-        self._digests: dict[tuple[int, int], Digests] = {}
         self._bad: set[tuple[int, int]] = set()
         self._others: frozenset[tuple[int, int]] = frozenset()
         self._writing: tuple[int, float] | None = None
@@ -76,11 +72,11 @@ class Tenant:
         self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
         self._stay_until, self._visited = 0.0, False
         self._end = threading.Event()
-        self._bell, self._digest_bell = threading.Event(), threading.Event()
+        self._bell = threading.Event()
         self._moved_at = time.monotonic()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._persist, self._digest)]
-        for thread in self._threads:
-            thread.start()
+        self._digester = Digester(self._to_digest)
+        self._thread = threading.Thread(target=self._persist, daemon=True)
+        self._thread.start()
 
     # --- the control thread's side ------------------------------------------------------------------------------
 
@@ -108,7 +104,7 @@ class Tenant:
             self.newest["memory"] = (newest[2].step, newest[2].epoch, time.time())
         self._moved_at = time.monotonic()
         self._bell.set()
-        self._digest_bell.set()
+        self._digester.ring()
 
     def staged(self) -> list[Entry]:
         """Every good staged slot, newest first."""
@@ -149,7 +145,13 @@ class Tenant:
 
     def digests(self, entry: Entry) -> Digests:
         """The digests of a slot as far as they have been taken."""
-        return self._digests.get((id(entry[0]), entry[2].seq), {})
+        return self._digester.known(entry)
+
+    def _to_digest(self) -> Entry | None:
+        """What is newest, unless it is being written, which takes the digests by the way."""
+        newest = next(iter(self.staged()), None)
+        writing = self._writing
+        return None if newest is None or (writing and writing[0] == newest[2].step) else newest
 
     def status(self) -> dict[str, Any]:
         """For people and for the launcher: newest step of each stage and when it got there, and what is wrong."""
@@ -172,9 +174,8 @@ class Tenant:
         """Give the memory back."""
         self._end.set()
         self._bell.set()
-        self._digest_bell.set()
-        for thread in self._threads:
-            thread.join(1.0)
+        self._digester.close()
+        self._thread.join(1.0)
         for arena in self.arenas:
             arena.close()
         self.arenas = []
@@ -260,7 +261,7 @@ class Tenant:
             self._failed(entry, CheckpointError(str(error)))
             return
         store = self._store(state.epoch, table.world_size)
-        parts = self._with_digests(entry, images(arena, slot, table))
+        parts = self._digester.with_digests(entry, images(arena, slot, table))
         stored = [part for part, place in zip(parts, table.places, strict=True) if place.stored]
         try:
             store.put(state.step, stored)
@@ -348,30 +349,3 @@ class Tenant:
                 arena.settle(slot, state.seq)
                 self.skipped += 1
                 self._tell(self, {"t": "skipped", "step": state.step, "epoch": state.epoch, "by": step})
-
-    # --- digests ------------------------------------------------------------------------------------------------
-
-    def _digest(self) -> None:
-        """Take the digests of what is newest, so that they are there even if the store hangs."""
-        while not self._end.is_set():
-            self._digest_bell.wait()
-            self._digest_bell.clear()
-            newest = next(iter(self.staged()), None)
-            writing = self._writing
-            if newest is None or self.digests(newest) or (writing and writing[0] == newest[2].step):
-                continue
-            with contextlib.suppress(ValueError, OSError):
-                self._take_digests(newest, images(newest[0], newest[1], self.table(newest)))
-
-    def _with_digests(self, entry: Entry, parts: list[PartImage]) -> list[PartImage]:
-        known = self.digests(entry) or self._take_digests(entry, parts)
-        return [with_digests(part, known[part.name]) for part in parts]
-
-    def _take_digests(self, entry: Entry, parts: list[PartImage]) -> Digests:
-        arena, slot, state = entry
-        taken = {part.name: tuple(digest_file(file) for file in part.files) for part in parts}
-        if arena.state(slot) == state:
-            held = {(id(arena), s.seq) for arena in list(self.arenas) for s in arena.states()}
-            self._digests = {key: value for key, value in self._digests.items() if key in held}
-            self._digests[id(arena), state.seq] = taken
-        return taken

@@ -19,11 +19,11 @@ from xxhash import xxh3_64_intdigest
 from transomd.tce.errors import CheckpointError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.ledger import Ledger
 from transomd.tce.memory.link import Link, connect, hello
 from transomd.tce.memory.recall import Recall
 from transomd.tce.memory.slots import STAGED, WRITING, SlotState
 from transomd.tce.memory.table import encode
-from transomd.tce.memory.wire import Message
 from transomd.tce.store import Store
 
 if TYPE_CHECKING:
@@ -39,26 +39,19 @@ _WORD_S = 30.0
 _PEERS_S = 10.0
 
 
-class NoRoom(CheckpointError):
-    """All slots are in use: this step is skipped."""
-
-
 class MemoryTier:
     """One rank's arena and its line to the keeper. ``reason`` says why there is none, when there is none."""
 
     def __init__(self, store: Store, policy: Policy, link: Link | None) -> None:
         self.reason = ""
-        self.written = self.failed = self.skipped = 0
+        self.ledger = Ledger(store.writer.epoch)
         self._store = store
         self._policy = policy
         self._link = link
         self._arena: Arena | None = None
         self._ours = False
         self._seq = 0
-        self._handles: dict[int, SaveHandle] = {}
-        self._unwritten: set[int] = set()
         self._again_at = 0.0
-        self._problem = ""
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -91,9 +84,7 @@ class MemoryTier:
             digest = xxh3_64_intdigest(content)
             state = SlotState(STAGED, self._seq, step, writer.epoch, table.end, len(content), digest)
             arena.set_state(slot, state)
-            handle.in_memory = True
-            self._handles[step] = handle
-            self._unwritten.add(step)
+            self.ledger.add(handle)
             with contextlib.suppress(OSError):
                 self._tell("staged")
             return ""
@@ -162,19 +153,14 @@ class MemoryTier:
             if slot is not None and self._mark(arena, slot, step):
                 return slot
             if slot is None and self._policy == "latest":
-                self.skipped += 1
-                raise NoRoom(
-                    f"step {step} was skipped (so far: {self.skipped}): memory holds {arena.slots} slots, one with the "
-                    f"newest checkpoint, and what is in the others is still being read. {self._problem}".rstrip(),
-                    hint="save less often, or let the policy be 'wait'",
-                )
+                raise self.ledger.no_room(step, arena.slots)
             self._listen()
             if self._link is None:
                 raise OSError(self.reason)
             self._link.wait(_LOOK_S)
             if time.monotonic() - told > _WORD_S:
                 told = time.monotonic()
-                log.warning("step %d has waited %.0f s for storage. %s", step, told - began, self._problem)
+                log.warning("step %d has waited %.0f s for storage. %s", step, told - began, self.ledger.problem)
 
     def _choose(self, arena: Arena) -> int | None:
         """The slot whose loss matters least."""
@@ -198,21 +184,8 @@ class MemoryTier:
             arena.set_state(slot, before)
             return False
         if before.state == STAGED and before.seq > arena.settled(slot) and before.epoch == self._store.writer.epoch:
-            self._skip(before.step, step)
+            self.ledger.skip(before.step, step)
         return True
-
-    def _skip(self, step: int, by: int) -> None:
-        handle = self._handles.pop(step, None)
-        self._unwritten.discard(step)
-        if handle is None:
-            return
-        self.skipped += 1
-        handle.error = CheckpointError(
-            f"step {step} was not written to storage, which is slower than the saves: step {by} took its place "
-            f"(skipped so far: {self.skipped}). {self._problem}".rstrip(),
-            hint="save less often, or let the policy be 'wait'",
-        )
-        log.warning("%s", handle.error)
 
     def _without(self, reason: str) -> str:
         """Note why there is no memory tier, with one warning for one reason."""
@@ -269,12 +242,10 @@ class MemoryTier:
             if self._link is None:
                 with contextlib.suppress(OSError):
                     self._attach_again()
-            handle = self._handles.get(step)
-            if handle is None:
-                return False
-            if self._link is None and self._store.writer.complete(step):
-                self._settled(step, reached=True)
-            return handle.reached
+            handle = self.ledger.handles.get(step)
+            if handle is not None and self._link is None and self._store.writer.complete(step):
+                self.ledger.complete(step)
+            return handle is not None and handle.reached
 
     def pause(self, seconds: float) -> None:
         """Wait for word from the keeper, at most so long."""
@@ -309,53 +280,19 @@ class MemoryTier:
         except OSError as error:
             lost = error
         while self._link.news:
-            self._hear(self._link.news.popleft())
+            told = self._link.news.popleft()
+            if told["t"] == "lost":
+                self._superseded()
+            else:
+                self.ledger.hear(told)
         if lost is not None:
             self._lost(lost)
 
-    def _hear(self, told: Message) -> None:
-        kind = told["t"]
-        if kind == "lost":
-            self._ours = False
-            raise_later = CheckpointError(f"{self._store.directory}: another start of this program has taken over")
-            for step in list(self._handles):
-                self._settled(step, error=raise_later)
-            return
-        step = int(told["step"])
-        if told["epoch"] != self._store.writer.epoch:
-            return
-        if kind == "written":
-            self.written += step in self._unwritten
-            self._unwritten.discard(step)
-            self._problem = ""
-        elif kind == "complete":
-            self._settled(step, reached=True)
-        elif kind == "skipped":
-            self._skip(step, int(told["by"]))
-        elif kind == "problem":
-            self._trouble(step, told)
-        elif kind == "failed":
-            self._settled(step, error=CheckpointError(told["error"], hint=told["hint"]))
-
-    def _trouble(self, step: int, told: Message) -> None:
-        if told["error"] != self._problem:
-            log.warning("%s; it stays in memory, and writing is tried again. Training goes on", told["error"])
-        self._problem = told["error"]
-        if step in self._handles:
-            self._handles[step].problem = told["error"]
-
-    def _settled(self, step: int, *, reached: bool = False, error: CheckpointError | None = None) -> None:
-        handle = self._handles.pop(step, None)
-        self._unwritten.discard(step)
-        if handle is None:
-            return
-        if reached:
-            handle.reached = True
-            log.info("step %d of epoch %d is complete", step, self._store.writer.epoch)
-        if error is not None:
-            handle.error = error
-            self.failed += 1
-            log.warning("step %d will not be complete: %s", step, error)
+    def _superseded(self) -> None:
+        self._ours = False
+        error = CheckpointError(f"{self._store.directory}: another start of this program has taken over")
+        for step in list(self.ledger.handles):
+            self.ledger.fail(step, error)
 
     def _lost(self, error: OSError) -> None:
         """The keeper is gone: the arena stays mapped here, and the next keeper gets it."""
@@ -387,19 +324,19 @@ class MemoryTier:
     def _drain(self, timeout: float) -> None:
         end = time.monotonic() + timeout
         others_end: float | None = None
-        while self._handles and self._link is not None and time.monotonic() < end:
+        while self.ledger.handles and self._link is not None and time.monotonic() < end:
             self._listen()
-            if not self._unwritten:
+            if not self.ledger.unwritten:
                 # This rank's share is there; the keeper goes on without us if other ranks take long.
                 others_end = others_end or time.monotonic() + _PEERS_S
                 if time.monotonic() > others_end:
                     break
             self.pause(_LOOK_S)
         self._listen()
-        if self._unwritten:
-            steps = ", ".join(map(str, sorted(self._unwritten)))
+        if self.ledger.unwritten:
+            steps = ", ".join(map(str, sorted(self.ledger.unwritten)))
             log.warning(
-                "steps %s are not on the disk after %.0f s; the keeper goes on. %s", steps, timeout, self._problem
+                "steps %s are not on the disk after %.0f s; the keeper goes on. %s", steps, timeout, self.ledger.problem
             )
 
     def release(self) -> None:

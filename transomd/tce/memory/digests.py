@@ -1,0 +1,64 @@
+"""The digests of what is staged, taken by a thread after the save, so that they are there even if the store hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from transomd.tce.image import PartImage, digest_file
+from transomd.tce.manifest import FileRecord
+from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.slots import SlotState
+from transomd.tce.memory.table import decode, images, with_digests
+
+Entry = tuple[Arena, int, SlotState]
+Digests = dict[str, tuple[FileRecord, ...]]
+
+
+class Digester:
+    """Digests by slot and save. ``newest`` says what to take next, None when there is nothing."""
+
+    def __init__(self, newest: Callable[[], Entry | None]) -> None:
+        self._newest = newest
+        self._known: dict[tuple[int, int], Digests] = {}
+        self._bell, self._end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Something was staged."""
+        self._bell.set()
+
+    def known(self, entry: Entry) -> Digests:
+        """The digests of a slot as far as they have been taken."""
+        return self._known.get((id(entry[0]), entry[2].seq), {})
+
+    def with_digests(self, entry: Entry, parts: list[PartImage]) -> list[PartImage]:
+        """The parts of a slot that is in use, with their digests, which are taken now if they are not known."""
+        known = self.known(entry) or self._take(entry, parts)
+        return [with_digests(part, known[part.name]) for part in parts]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._end.set()
+        self._bell.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            self._bell.wait()
+            self._bell.clear()
+            newest = self._newest()
+            if newest is not None and not self.known(newest):
+                with contextlib.suppress(ValueError, OSError):
+                    self._take(newest, images(newest[0], newest[1], decode(newest[0].table(newest[1]))))
+
+    def _take(self, entry: Entry, parts: list[PartImage]) -> Digests:
+        arena, slot, state = entry
+        taken = {part.name: tuple(digest_file(file) for file in part.files) for part in parts}
+        if arena.state(slot) == state:  # else it was written over meanwhile
+            there = {(id(arena), other.seq) for other in arena.states()}
+            kept = {key: value for key, value in self._known.items() if key[0] != id(arena) or key in there}
+            self._known = {**kept, (id(arena), state.seq): taken}
+        return taken

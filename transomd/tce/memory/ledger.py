@@ -1,0 +1,98 @@
+"""What became of the steps that this rank staged, as far as the keeper has told."""
+
+from __future__ import annotations
+
+import logging
+
+from transomd.tce.errors import CheckpointError
+from transomd.tce.handle import SaveHandle
+from transomd.tce.memory.wire import Message
+
+log = logging.getLogger("transom.tce")
+_HINT = "save less often, or let the policy be 'wait'"
+
+
+class NoRoom(CheckpointError):
+    """All slots are in use: this step is skipped."""
+
+
+class Ledger:
+    """The handles of steps that are not in storage yet, and counts of those that are or never will be."""
+
+    def __init__(self, epoch: int) -> None:
+        self.handles: dict[int, SaveHandle] = {}
+        self.unwritten: set[int] = set()
+        self.written = self.failed = self.skipped = 0
+        self.problem = ""
+        self._epoch = epoch
+
+    def add(self, handle: SaveHandle) -> None:
+        """A step is in memory."""
+        handle.in_memory = True
+        self.handles[handle.step] = handle
+        self.unwritten.add(handle.step)
+
+    def hear(self, told: Message) -> None:
+        """Take in a piece of the keeper's news."""
+        step = int(told["step"])
+        if told["epoch"] != self._epoch:
+            return
+        kind = told["t"]
+        if kind == "written":
+            self.written += step in self.unwritten
+            self.unwritten.discard(step)
+            self.problem = ""
+        elif kind == "complete":
+            self.complete(step)
+        elif kind == "skipped":
+            self.skip(step, int(told["by"]))
+        elif kind == "problem":
+            self._trouble(step, told["error"])
+        elif kind == "failed":
+            self.fail(step, CheckpointError(told["error"], hint=told["hint"]))
+
+    def complete(self, step: int) -> None:
+        """A step is in storage, of all ranks."""
+        handle = self._take(step)
+        if handle is not None:
+            handle.reached = True
+            log.info("step %d of epoch %d is complete", step, self._epoch)
+
+    def fail(self, step: int, error: CheckpointError) -> None:
+        """A step will never be in storage."""
+        handle = self._take(step)
+        if handle is not None:
+            handle.error = error
+            self.failed += 1
+            log.warning("step %d will not be complete: %s", step, error)
+
+    def skip(self, step: int, by: int) -> None:
+        """A step is not in storage because a newer one took its place."""
+        handle = self._take(step)
+        if handle is not None:
+            self.skipped += 1
+            told = f"step {step} was not written to storage, which is slower than the saves: step {by} took its place"
+            handle.error = CheckpointError(f"{told} {self._so_far()}", hint=_HINT)
+            log.warning("%s", handle.error)
+
+    def no_room(self, step: int, slots: int) -> NoRoom:
+        """A step cannot even be copied into memory."""
+        self.skipped += 1
+        told = (
+            f"step {step} was skipped: of {slots} slots of memory one has the newest step, the others are in use"
+        )
+        return NoRoom(f"{told} {self._so_far()}", hint=_HINT)
+
+    def _so_far(self) -> str:
+        return f"(skipped so far: {self.skipped}). {self.problem}".rstrip()
+
+    def _trouble(self, step: int, error: str) -> None:
+        if error != self.problem:
+            log.warning("%s; it stays in memory, and writing is tried again. Training goes on", error)
+        self.problem = error
+        if step in self.handles:
+            self.handles[step].problem = error
+
+    def _take(self, step: int) -> SaveHandle | None:
+        self.unwritten.discard(step)
+        return self.handles.pop(step, None)
