@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cli_server import transom
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transomd.tce.catalogue import list_checkpoints, verify
@@ -385,6 +385,7 @@ STATES = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(STATES)
 def test_a_state_is_nested_again_as_dcp_flattened_it(state: dict[str, Any]) -> None:
     try:
