@@ -78,9 +78,7 @@ class Ledger:
     def no_room(self, step: int, slots: int) -> NoRoom:
         """A step cannot even be copied into memory."""
         self.skipped += 1
-        told = (
-            f"step {step} was skipped: of {slots} slots of memory one has the newest step, the others are in use"
-        )
+        told = f"step {step} was skipped: of {slots} slots of memory one has the newest step, the others are in use"
         return NoRoom(f"{told} {self._so_far()}", hint=_HINT)
 
     def _so_far(self) -> str:
