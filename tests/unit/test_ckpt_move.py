@@ -28,6 +28,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflat
 
 from transomd.tce import CheckpointEngine  # noqa: E402
 from transomd.tce.dcp import TransomStorageWriter  # noqa: E402
+from transomd.tce.dcp.facts import DamagedError  # noqa: E402
 from transomd.tce.portable import bring_in, export, gather  # noqa: E402
 from transomd.tce.portable.nest import nested  # noqa: E402
 
@@ -165,8 +166,27 @@ def test_a_damaged_checkpoint_is_not_exported(folder: Path) -> None:
     content = bytearray(data.read_bytes())
     content[-1] ^= 1
     data.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"replica-00000.safetensors: tensor .* is damaged"):
+    with pytest.raises(DamagedError, match=r"replica-00000.safetensors: tensor .* is damaged"):
         gather(folder)
+    content[-1] ^= 1
+    data.write_bytes(content)
+    rest = folder / "replica-00000.pt"
+    for change in (
+        lambda: rest.write_bytes(rest.read_bytes()[:-1] + b"x"),
+        rest.unlink,
+        (folder / "rank-00000.json").unlink,
+    ):
+        change()
+        with pytest.raises(DamagedError):
+            gather(folder)
+
+
+def test_the_command_tells_damage_by_its_exit_code(folder: Path, tmp_path: Path) -> None:
+    data = folder / "replica-00000.safetensors"
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+    done = with_torch("export", str(folder.parent), "newest", "--to", "torch", str(tmp_path / "out.pt"))
+    assert (done.returncode, "is damaged" in done.stderr, done.stdout) == (6, True, "")
+    assert not (tmp_path / "out.pt").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------- import

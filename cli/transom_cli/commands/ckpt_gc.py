@@ -68,10 +68,16 @@ def _check_one_is_good(staying: Sequence[Checkpoint], where: str) -> None:
     for item in staying:
         if not verified(item):
             return
-    raise TransomError(
+    raise _DamagedError(
         f"removing old checkpoints: all {len(staying)} that would stay are damaged, so none is removed",
         hint=f"transom ckpt verify {where}",
     )
+
+
+class _DamagedError(TransomError):
+    """There is no good checkpoint among those that would stay."""
+
+    exit_code = ExitCode.UNHEALTHY
 
 
 def _removed(item: Checkpoint) -> bool:

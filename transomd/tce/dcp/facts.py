@@ -15,6 +15,7 @@ from transomd.tce.catalogue import load_parts, step_folders
 from transomd.tce.errors import CheckpointError
 from transomd.tce.files import digest
 from transomd.tce.manifest import StepManifest, read_step_manifest
+from transomd.words import ExitCode
 
 FORMAT = 1
 FILE = "dcp.json"
@@ -28,6 +29,8 @@ DAMAGED = "is damaged"
 
 class DamagedError(CheckpointError):
     """Bytes of a checkpoint are not those that were written; an older checkpoint may be good."""
+
+    exit_code = ExitCode.UNHEALTHY
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from transomd.tce.catalogue import load_parts
 from transomd.tce.dcp import staging
-from transomd.tce.dcp.facts import read_facts, written_by_dcp
+from transomd.tce.dcp.facts import DamagedError, read_facts, written_by_dcp
 from transomd.tce.errors import CheckpointError
 from transomd.tce.files import digest
 from transomd.tce.layout import Layout, put_together
@@ -36,15 +36,17 @@ def gather(folder: Path, *, rank: int = 0, own: bool = False, on_read: OnRead = 
 
     Where ranks had keys of their own, those of ``rank`` are taken. Tensors are mapped from the file, and numpy arrays
     (and b"") come as tensors; but with ``own``, for a program to go on with, all is as it was, and copied.
-    CheckpointError names what is damaged, or a rank that there is not.
+    DamagedError names what is damaged, CheckpointError a rank that there is not.
     """
     try:
         manifest = read_step_manifest(folder)
         if written_by_dcp(manifest):
             return Gathered(_sharded(folder, on_read))
         return _of_ranks(folder, manifest, rank, own, on_read)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: {error}", hint=f"transom ckpt verify {folder.parent}") from error
+    except (FileNotFoundError, ValueError) as error:
+        raise DamagedError(f"{folder}: {error}", hint=f"transom ckpt verify {folder.parent}") from error
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error}", hint=f"ls -la {folder}") from error
 
 
 def _of_ranks(folder: Path, manifest: StepManifest, rank: int, own: bool, on_read: OnRead) -> Gathered:
@@ -61,7 +63,10 @@ def _of_ranks(folder: Path, manifest: StepManifest, rank: int, own: bool, on_rea
 
 
 def _part(folder: Path, part: Part, own: bool, on_read: OnRead) -> dict[str, Any]:
-    layout = read_layout(folder, part)
+    try:
+        layout = read_layout(folder, part)
+    except CheckpointError as error:
+        raise DamagedError(str(error), hint=f"transom ckpt verify {folder.parent}") from error
     tensors: dict[str, torch.Tensor] = {}
     for file in part.files:
         tensors.update(_mapped(folder, file, on_read))
@@ -82,7 +87,8 @@ def _mapped(folder: Path, file: FileRecord, on_read: OnRead) -> dict[str, torch.
     found = {}
     for record in file.tensors:
         if digest(memory[record.offset : record.offset + record.bytes]) != record.xxh3_128:
-            raise CheckpointError(f"{folder / file.name}: tensor {record.name} is damaged")
+            told = f"{folder / file.name}: tensor {record.name} is damaged"
+            raise DamagedError(told, hint=f"transom ckpt verify {folder.parent}")
         dtype: torch.dtype = getattr(torch, record.dtype)
         if record.bytes:
             count = record.bytes // dtype.itemsize
