@@ -60,6 +60,8 @@ LAST_WORD_S = 60.0
 """How long the last report is tried before the launcher leaves."""
 STOP_GRACE_S = 20.0
 """How long the program has from SIGTERM to SIGKILL when its allocation ends; Slurm's KillWait is 30 s by default."""
+FLUSH_S = 27.0
+"""How long the agents have to bring to storage what is in memory only; a little more than they take at most."""
 LOOK_S = 5.0
 """How long a look at the checkpoint folder may take before it is given up; on a dead file system it takes for ever."""
 ABSENT_S = 10.0
@@ -198,6 +200,9 @@ class Launcher:
 
     async def _leave(self) -> None:
         await self._end_program()
+        if not self._aside:
+            # Slurm ends an agent's step without a warning, and its keeper may hold what is not on the disk yet.
+            await self.hub.ask_all(self._alive(), "flush", FLUSH_S)
         if self._agents is not None and self._agents.returncode is None:
             self._agents.terminate()
             try:
