@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -9,6 +10,10 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException  # type: ignore[impor
 
 # ClusterShell's own grammar has groups (@rack), set operators (! & ^), wildcards and steps (1-9/2); none is Slurm's.
 _PART = re.compile(r"(?:[A-Za-z0-9._-]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+")
+
+MAX_NAMES = 64 * 1024
+"""Names in one list: as many as Slurm takes in one range (``MAX_RANGE``). A short text could hold any number."""
+_MAX_DIGITS = 18
 
 
 class HostlistError(ValueError):
@@ -36,18 +41,35 @@ def _faults(part: str) -> str:
     return ""
 
 
+def _count(part: str) -> int:
+    """How many names a part stands for, without making them."""
+    brackets = re.findall(r"\[([^\]]*)\]", part)
+    return math.prod(sum(_width(numbers) for numbers in bracket.split(",")) for bracket in brackets)
+
+
+def _width(numbers: str) -> int:
+    low, dash, high = numbers.partition("-")
+    if max(len(low), len(high)) > _MAX_DIGITS:
+        return MAX_NAMES + 1
+    return max(int(high) - int(low) + 1, 0) if dash else 1
+
+
 def expand(text: str) -> tuple[str, ...]:
     """The names in a host list, in the order written, each once; empty for an empty list and for ``(null)``.
 
-    Raises HostlistError, which names the part that is wrong.
+    Raises HostlistError, which names the part that is wrong; also for more than ``MAX_NAMES``.
     """
     text = text.strip()
     if text in ("", "(null)", "None", "None assigned"):
         return ()
     names: dict[str, None] = {}
+    room = MAX_NAMES
     for part in (part.strip() for part in _parts(text)):
         if fault := _faults(part):
             raise HostlistError(f"not a host list: {fault}")
+        room -= _count(part)
+        if room < 0:
+            raise HostlistError(f"not a host list: '{part[:80]}': more than {MAX_NAMES} names")
         names.update(dict.fromkeys(_expand_part(part)))
     return tuple(names)
 

@@ -51,6 +51,23 @@ def test_the_error_names_the_part(text: str, part: str) -> None:
         expand(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n[1-65537]",
+        "n[1-99999999999]",
+        "n[1-1000]m[1-1000]",
+        "n[1-40000],m[1-40000]",
+        "n[0-1" + "0" * 6000 + "]",
+        ",".join(["n[1-60000]"] * 50000),
+    ],
+)
+def test_a_short_text_cannot_ask_for_any_number_of_names(text: str) -> None:
+    with pytest.raises(HostlistError, match="more than 65536 names"):
+        expand(text)
+    assert len(expand("n[1-65536]")) == 65536
+
+
 def test_fold() -> None:
     assert fold(["n5", "n2", "n1", "n1"]) == "n[1-2,5]"
     assert fold(["n08", "n09", "n10"]) == "n[08-10]"
