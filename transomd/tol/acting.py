@@ -24,6 +24,8 @@ AT_ONCE = 16
 """Acts under way at the same time: a flood of submissions must not become a flood of processes."""
 AGAIN_S = 5.0
 """Seconds until an act is looked at again whose outcome the database did not take."""
+LONGEST_S = 120.0
+"""No act waits longer than this: one that seems to was put off before the clock was set back."""
 NEVER = float("inf")
 
 
@@ -65,15 +67,20 @@ class Acts:
     async def start(self, views: Mapping[int, JobView], may: Callable[[Intent, JobView | None], bool]) -> int:
         """Begin every act that is due, permitted and not under way; return how many."""
         now = self._clock()
-        if now < self.due_at:
+        if now < self.due_at <= now + LONGEST_S or self.due_at == NEVER:
             return 0
         self.due_at = NEVER
         begun = 0
-        for intent in await self._books.db(self._books.store.intents, states=[IntentState.PENDING.value]):
+        try:
+            pending = await self._books.db(self._books.store.intents, states=[IntentState.PENDING.value])
+        except StoreError:
+            self.due(now + AGAIN_S)
+            raise
+        for intent in pending:
             view = views.get(intent.job_id or 0)
             if intent.key in self._tasks or not may(intent, view):
                 continue
-            if intent.not_before > now:
+            if now < intent.not_before <= now + LONGEST_S:
                 self.due(intent.not_before)
                 continue
             self._tasks[intent.key] = asyncio.create_task(self._act(intent, view), name=intent.key)

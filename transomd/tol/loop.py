@@ -192,7 +192,9 @@ class Operator:
     async def step(self) -> str:
         """Do what is due: a whole cycle when Slurm is to be looked at, else only what is new."""
         self._views = self._hearing.after_a_pause(self._views, self._settings)
-        if self._clock() >= self._look_at:
+        wait = self._look_at - self._clock()
+        # Much longer than a cycle: the clock was set back, and Slurm would not be looked at until it has caught up.
+        if wait <= 0.0 or wait > self._settings.daemon.cycle_s + 1.0:
             began = time.monotonic()
             said = await self.cycle()
             self._watcher.cycled(time.monotonic() - began, None)

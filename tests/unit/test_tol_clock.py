@@ -1,0 +1,78 @@
+"""A clock that is set back, and a database that fails while acts are looked for, stop nothing for good."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tol_world import SimWorld
+from transom_sql.store import StoreError
+
+from transomd.tol.acting import NEVER
+from transomd.words import JobState
+
+
+class Clock:
+    """The daemon's clock: that of the world, and so many seconds more."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self.ahead = 0.0
+        self._true = world.slurm.clock
+        world.slurm.clock = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self) -> float:
+        return self._true() + self.ahead
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[SimWorld]:
+    made = SimWorld()
+    yield made
+    await made.close()
+
+
+async def test_a_clock_that_is_set_back_does_not_keep_slurm_unasked(world: SimWorld) -> None:
+    clock = Clock(world)
+    await world.start_daemon()
+    await world.run(20)
+    clock.ahead = -3600.0
+    before = len(world.calls("nodes"))
+    await world.run(30)
+    assert len(world.calls("nodes")) - before >= 3
+
+
+async def test_an_act_that_was_put_off_before_the_clock_was_set_back_is_done(world: SimWorld) -> None:
+    clock = Clock(world)
+    await world.start_daemon()
+    world.slurm.outage(20, "submit")
+    await world.submit()
+    await world.run(10)
+    (intent,) = world.store.intents(states=["pending"])
+    assert intent.not_before > 0.0
+    clock.ahead = -3600.0
+    await world.until(lambda: world.view().attempt.slurm_job_id is not None, "the job is submitted", within_s=120)
+
+
+async def test_acts_are_looked_for_again_after_a_read_that_the_database_failed(
+    world: SimWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.start_daemon()
+    world.slurm.outage(5, "submit")
+    await world.submit()
+    await world.run(2)
+    assert world.operator is not None
+
+    def away(*args: object, **kwargs: object) -> object:
+        raise StoreError("reading intents: the server is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "intents", away)
+        for _ in range(40):
+            try:
+                await world.tick()
+            except StoreError:
+                break
+        else:
+            raise AssertionError("no act was looked for")
+    assert world.operator._acts.due_at != NEVER
+    await world.until(lambda: world.state() is JobState.RUNNING, "the job runs", within_s=60)
