@@ -31,6 +31,7 @@ class Daemon:
 
     directive: Directive = field(default_factory=lambda: Directive(gate="hold"))
     away: bool = False
+    foreign: tuple[int, bytes] | None = None
     url: str = ""
     asked: int = 0
 
@@ -43,8 +44,12 @@ def daemon() -> Iterator[Daemon]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             told.asked += 1
-            body = b"{}" if told.away else json.dumps(told.directive.to_json()).encode()
-            self.send_response(503 if told.away else 200)
+            status, body = 503 if told.away else 200, b"{}"
+            if told.foreign is not None:
+                status, body = told.foreign
+            elif not told.away:
+                body = json.dumps(told.directive.to_json()).encode()
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -159,3 +164,19 @@ async def test_a_renewed_grant_allows_restarts_again(tmp_path: Path, daemon: Dae
     made.launches = [LaunchReport(epoch=1, nodes=["n1", "n2"], started_at=1.0)]
     await made._obey(Directive(gate="open", grant=Grant(restarts=1, until=time.time() + 600)))
     assert made._restarts_left == 1
+
+
+def test_progress_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path, daemon: Daemon) -> None:
+    made, _ = launcher(tmp_path, daemon, Clock(), Watch(stall_after_s=5, first_step_after_s=10))
+    progress = made._progress()
+    assert progress.stalled(time.monotonic()) is None
+    assert progress.stalled(time.monotonic() + 11) is not None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(200, b"[]"), (200, b"{}"), (200, b'{"gate": "hold", "grant": 5}'), (403, b'{"detail": "no"}'), (403, b"[]")],
+)
+async def test_what_is_not_transomds_answer_is_none(daemon: Daemon, answer: tuple[int, bytes]) -> None:
+    daemon.foreign = answer
+    assert await DaemonLink(daemon.url, "t").report(REPORT) is None

@@ -83,3 +83,17 @@ async def test_the_hub_knows_from_where_agents_call() -> None:
         writer.close()
     finally:
         await hub.close()
+
+
+def test_a_clock_that_is_set_forward_is_no_standing_still(tmp_path: Path) -> None:
+    now = [0.0]
+    progress = Progress(DEFAULT_PATTERN, now=0.0, floor_s=60, first_s=60)
+    made = LogWatch(tmp_path, SPEC, ("n1", "n2"), progress, lambda: now[0])
+    (tmp_path / "rank-00000.log").write_text("step 1\n")
+    made.poll(1000.0)
+    made.poll(1000.0 + 7200.0)
+    assert made.stalled() is None
+    now[0] = 61.0
+    stall = made.stalled()
+    assert stall is not None
+    assert (stall.seconds, stall.step) == (61.0, 1)

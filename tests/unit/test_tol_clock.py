@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from tol_world import SimWorld
@@ -76,3 +77,29 @@ async def test_acts_are_looked_for_again_after_a_read_that_the_database_failed(
             raise AssertionError("no act was looked for")
     assert world.operator._acts.due_at != NEVER
     await world.until(lambda: world.state() is JobState.RUNNING, "the job runs", within_s=60)
+
+
+async def test_a_launcher_whose_node_is_set_back_is_still_heard(
+    world: SimWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.start_daemon()
+    await world.submit()
+    await world.until(lambda: world.state() is JobState.RUNNING)
+    real, back = world.deliver, 3600.0
+    monkeypatch.setattr(world, "deliver", lambda report: real(replace(report, at=report.at - back)))
+    await world.run(5)
+    seen = world.view().report
+    assert seen is not None
+    assert seen.at < world.now - 3000
+
+
+async def test_a_report_that_was_overtaken_on_its_way_is_left(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.start_daemon()
+    await world.submit()
+    await world.until(lambda: world.state() is JobState.RUNNING)
+    real, newest = world.deliver, world.view().report
+    assert newest is not None
+    await real(replace(newest, at=newest.at - 5, message="late"))
+    seen = world.view().report
+    assert seen is not None
+    assert seen.message != "late"

@@ -62,11 +62,14 @@ class DaemonLink:
             data = json.loads(response.read())
         finally:
             connection.close()
-        if response.status == 403:
-            return Directive(gate="refuse", message=str(data["error"]["message"]))
-        if response.status != 200:
-            raise ValueError(f"HTTP {response.status}: {data}")
-        return Directive.from_json(data)
+        try:
+            if response.status == 403:
+                return Directive(gate="refuse", message=str(data["error"]["message"]))
+            if response.status == 200:
+                return Directive.from_json(data)
+        except (LookupError, TypeError, AttributeError):
+            raise ValueError(f"what answers is not transomd (HTTP {response.status})") from None
+        raise ValueError(f"HTTP {response.status}: {data}")
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -543,7 +543,7 @@ class Launcher:
     def _progress(self) -> Progress:
         return Progress(
             self.spec.watch.progress or DEFAULT_PATTERN,
-            now=time.time(),
+            now=time.monotonic(),
             floor_s=self.watch.stall_after_s,
             first_s=self.watch.first_step_after_s,
         )
@@ -567,7 +567,7 @@ class Launcher:
         if self._bad_exit_at is not None and time.time() - self._bad_exit_at > self.watch.exit_grace_s:
             await self._fail("exit", logs.failing, detected_at=self._bad_exit_at)
             return
-        stall = logs.stalled(time.time())
+        stall = logs.stalled()
         if stall is not None:
             await self._hang(stall)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,13 +35,22 @@ class LogWatch:
     """Reads every log of one launch as it grows.
 
     ``failing`` is the first word of srun that a task ended badly. ``step`` is the furthest that any rank is, seen at
-    ``step_at``; ``first_step`` and ``first_step_at`` are the first that was seen (Unix seconds).
+    ``step_at``; ``first_step`` and ``first_step_at`` are the first that was seen (Unix seconds). Standing still is
+    measured by ``clock``, by which ``progress`` was begun: a node's time of day may be set forward at any moment.
     """
 
-    def __init__(self, logs: Path, spec: JobSpec, nodes: tuple[str, ...], progress: Progress) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        spec: JobSpec,
+        nodes: tuple[str, ...],
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._tailer = Tailer(logs, _owner)
         self._matcher = Matcher(nodes=nodes)
         self._progress = progress
+        self._clock = clock
         self._nodes = nodes
         self._a_node = spec.tasks_per_node
         self._exits: dict[tuple[int | None, str], Evidence] = {}
@@ -69,7 +79,7 @@ class LogWatch:
         if chunk.rank is None:
             self._take_exits(detect.srun_exits(chunk.data.decode(errors="replace"), now, torn_down=bool(self._exits)))
             return
-        self._progress.feed(chunk, now)
+        self._progress.feed(chunk, self._clock())
         if self._progress.step != self.step:
             self.step, self.step_at = self._progress.step, now
             if self.first_step is None:
@@ -87,9 +97,9 @@ class LogWatch:
                 self._more_exits += 1
         self.failing = self.failing or (found[0].text if found else "")
 
-    def stalled(self, now: float) -> Stall | None:
+    def stalled(self) -> Stall | None:
         """Return how long nothing has moved, if that is too long."""
-        return self._progress.stalled(now)
+        return self._progress.stalled(self._clock())
 
     def evidence(self, addresses: Mapping[str, str] = MappingProxyType({})) -> list[Evidence]:
         """Return everything found so far; a rank's evidence gets the node that it ran on.

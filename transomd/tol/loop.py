@@ -46,6 +46,8 @@ MAX_STEPS = 50
 QUICK_S = 0.3
 """How soon Slurm is asked again when a decision waits for its word; longer each time that it brings nothing new."""
 SLOWER = 1.3
+OVERTAKEN_S = 60.0
+"""A report that is older than the last by more was not overtaken on its way: its node's clock was set back."""
 TOKEN_OUTLIVES_S = 3600.0
 """How long after its job's end a launcher is still told so; nothing that it reports counts any more."""
 
@@ -446,7 +448,7 @@ class Operator:
         """Keep a report, unless a newer one of the same launcher has overtaken it."""
         old = view.report
         same = old is not None and (old.attempt, old.generation) == (report.attempt, report.generation)
-        newest = old if same and old is not None and old.at > report.at else report
+        newest = old if same and old is not None and 0.0 < old.at - report.at < OVERTAKEN_S else report
         self._views[report.job_id] = replace(view, report=newest, report_at=self._clock())
 
     def _directive(self, view: JobView, report: LauncherReport, now: float) -> Directive:
