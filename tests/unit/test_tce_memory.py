@@ -93,7 +93,7 @@ def test_a_save_is_in_memory_at_once_and_on_the_disk_soon(directory: Path) -> No
     handle.wait("storage", timeout=20)
     assert complete(directory) == [1]
     assert verify(list_checkpoints(directory)[0].path) == []
-    with pytest.raises(CheckpointError, match="'replica' is not there yet in this version"):
+    with pytest.raises(CheckpointError, match="no keeper on another node is known"):
         handle.wait("replica")
     assert (engine.saved, engine.failed, engine.skipped, engine.memory_reason) == (1, 0, 0, "")
     engine.close()

@@ -25,6 +25,7 @@ from transomd.tce.start import begin
 from transomd.tce.store import Store
 
 if TYPE_CHECKING:
+    from transomd.tce.memory.recall import Recall
     from transomd.tce.payload import Payload
 
 log = logging.getLogger("transom.tce")
@@ -47,6 +48,8 @@ class CheckpointEngine:
     ``memory``: whether saves are copied into memory that outlives the program, and written to storage by a process of
     its own (None: unless TRANSOM_CHECKPOINT_MEMORY is ``off``). ``when_full`` says what a save does when storage is
     slower than the saves: ``latest`` takes the place of the oldest that waits, ``wait`` waits for storage.
+    ``storage_every``: with the memory tier, only the steps that it divides are written to storage, and the newest when
+    the program ends.
     """
 
     def __init__(
@@ -62,12 +65,14 @@ class CheckpointEngine:
         strict: bool = False,
         memory: bool | None = None,
         when_full: Policy = "latest",
+        storage_every: int = 1,
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
         self.rank, self.world_size = place(rank, world_size)
         self.keep = at_least(keep, 1, "keep")
         self.resume_step = None if resume_step is None else at_least(resume_step, 0, "resume_step")
         self.strict = strict
+        self.resumed_from = ""
         self._saved = self._failures = 0
         self._all_replicated = replicated is True
         self._replicated = frozenset(() if isinstance(replicated, bool) else _names(replicated))
@@ -79,7 +84,8 @@ class CheckpointEngine:
                 link.close()
             raise
         self._writer = Writer(self.directory, self.rank, self.world_size, self.epoch)
-        self._store = Store(self._writer, self._token, self.keep)
+        every = at_least(storage_every, 1, "storage_every")
+        self._store = Store(self._writer, self._token, self.keep, every)
         self._completion = self._store.completion
         self._memory = MemoryTier(self._store, when_full, link) if self._in_memory else None
         if self._memory is not None:
@@ -93,7 +99,8 @@ class CheckpointEngine:
         """The engine that transom's launcher describes in the environment; ``overrides`` are arguments of the class.
 
         Reads TRANSOM_CHECKPOINT_DIR, TRANSOM_EPOCH, TRANSOM_RESUME_STEP (empty: the newest),
-        TRANSOM_CHECKPOINT_KEEP, RANK and WORLD_SIZE. CheckpointError names a variable that is missing or wrong.
+        TRANSOM_CHECKPOINT_KEEP, TRANSOM_CHECKPOINT_STORAGE_EVERY, RANK and WORLD_SIZE. CheckpointError names a variable
+        that is missing or wrong.
         """
         return cls(**{**from_environment(os.environ, overrides), **overrides})
 
@@ -165,15 +172,16 @@ class CheckpointEngine:
         finally:
             if memory is not None:
                 memory.release()
-        self._resumed(found, owned=memory is not None and memory.owned)
+        self._resumed(found, memory)
         return found.manifest.step
 
-    def _resumed(self, found: restore.Found, owned: bool) -> None:
+    def _resumed(self, found: restore.Found, memory: Recall | None) -> None:
         self._completion.resume_source = found.folder
-        if self._memory is not None and not owned:
-            self._memory.resumed(found)
-        where = "memory" if found.memory else "storage"
-        log.info("resumed from step %d of epoch %d, from %s", found.manifest.step, found.manifest.epoch, where)
+        step, epoch = found.manifest.step, found.manifest.epoch
+        if self._memory is not None and memory is not None and not memory.owned:
+            self._memory.resumed(found, own=(epoch, step) in memory.staged)
+        self.resumed_from = memory.source if memory is not None and found.memory else "storage"
+        log.info("resumed from step %d of epoch %d, from %s", step, epoch, self.resumed_from)
 
     def close(self, timeout: float = 600.0) -> None:
         """Wait until what was saved is on the disk, at most ``timeout`` seconds; complete what can be completed.

@@ -14,9 +14,9 @@ _FIRST_POLL, _LAST_POLL = 0.01, 0.5
 class SaveHandle:
     """One save. ``step`` is its step, ``error`` why it failed (None: it did not), ``reached`` whether it is stored.
 
-    Stages: ``memory``: it is in memory that outlives the program (``in_memory``); ``replica``, a copy on another node,
-    is not there in this version; ``storage``: every rank's files are on the disk and the step's manifest is too.
-    ``problem`` is what keeps it from storage at the moment.
+    Stages: ``memory``: it is in memory that outlives the program (``in_memory``); ``replica``: another node holds
+    this rank's share (``replicated``); ``storage``: every rank's files are on the disk and the step's manifest is too.
+    ``problem`` is what keeps it from storage at the moment; ``never`` says of a stage why it is not to be reached.
     """
 
     def __init__(
@@ -30,45 +30,60 @@ class SaveHandle:
         self.error = error
         self.reached = False
         self.in_memory = False
+        self.replicated = False
         self.problem = ""
+        self.never: dict[str, str] = {}
         self._completed = completed
         self._pause = pause
 
     def done(self, stage: str = "storage") -> bool:
         """Whether the stage is reached; False for stages that are not there, and for ``storage`` after a failure."""
         _check(stage)
-        if stage == "memory":
-            return self.in_memory
-        return stage == "storage" and self.error is None and self._stored()
+        if stage == "storage" and self.error is not None:
+            return False
+        return self._reached(stage)
 
     def wait(self, stage: str = "storage", timeout: float | None = None) -> None:
-        """Block until the stage is reached on every rank, at most ``timeout`` seconds (None: for ever).
+        """Block until the stage is reached, at most ``timeout`` seconds (None: for ever).
 
-        ``memory`` is reached, or not, when ``save`` returns. Raises CheckpointError if the stage cannot be reached any
-        more, or TimeoutError.
+        ``storage``: on every rank; the others: for this rank's share. ``memory`` is reached, or not, when ``save``
+        returns. Raises CheckpointError if the stage cannot be reached any more, or TimeoutError.
         """
         _check(stage)
-        if stage == "memory" and self.in_memory:
-            return
-        if stage != "storage":
-            raise self.error or CheckpointError(
-                f"stage {stage!r} is not there yet: save() wrote to storage only"
-                if stage == "memory"
-                else f"stage {stage!r} is not there yet in this version of transom",
-                hint="wait for 'storage'",
-            )
         deadline = None if timeout is None else time.monotonic() + timeout
         poll = _FIRST_POLL
         while True:
-            if self.error:
-                raise self.error
-            if self._stored():
+            self._raise_if_never(stage)
+            if self._reached(stage):
                 return
             if deadline is not None and time.monotonic() + poll > deadline:
                 why = self.problem or "not every rank has written"
-                raise TimeoutError(f"step {self.step} is not complete after {timeout} s: {why}")
+                told = f"is not complete after {timeout} s: {why}"
+                if stage == "replica":
+                    told = f"is on no other node after {timeout} s; the keeper's status says why"
+                raise TimeoutError(f"step {self.step} {told}")
             self._pause(poll)
             poll = min(2 * poll, _LAST_POLL)
+
+    def _raise_if_never(self, stage: str) -> None:
+        if stage == "storage":
+            if self.error:
+                raise self.error
+        elif not self.in_memory:
+            raise self.error or CheckpointError(
+                f"stage {stage!r} is not there yet: save() wrote to storage only", hint="wait for 'storage'"
+            )
+        if self.never.get(stage):
+            raise CheckpointError(f"step {self.step}: {self.never[stage]}", hint="wait for another stage")
+
+    def _reached(self, stage: str) -> bool:
+        if stage == "memory":
+            return self.in_memory
+        if stage == "storage":
+            return self._stored()
+        if not self.replicated and self.in_memory:
+            self._completed()  # news of all stages comes the same way
+        return self.replicated
 
     def _stored(self) -> bool:
         """Asked only until it was so: retention may have removed the checkpoint since."""

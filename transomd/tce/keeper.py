@@ -60,6 +60,13 @@ class Keeper:
         self._listener.close()
         self._desk.close()
 
+    def open(self, token_file: Path, port: int) -> None:
+        """Let keepers of the same job on other nodes call; without that there are no copies on other nodes."""
+        try:
+            self._desk.office.open(token_file.read_text().strip(), port)
+        except OSError as error:
+            log.warning("no copies go to other nodes: %s", error)
+
     def stop(self) -> None:
         """End as soon as no program is there any more and everything is on the disk."""
         self._stopping = True
@@ -156,6 +163,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--socket", required=True, type=Path)
     parser.add_argument("--stay", action="store_true", help="end only when told to, or when whoever started it ends")
     parser.add_argument("--daemon", action="store_true", help="go on in the background once it listens")
+    parser.add_argument("--token", type=Path, help="the file with the secret of this job's keepers, who may then call")
+    parser.add_argument("--port", type=int, default=0, help="where they call")
     return parser.parse_args(argv)
 
 
@@ -176,6 +185,8 @@ def main(argv: list[str] | None = None) -> int:
             ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
         lower_priority()
         keeper = Keeper(listener, options.stay)
+        if options.token is not None:
+            keeper.open(options.token, options.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop())
         keeper.run()

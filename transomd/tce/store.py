@@ -21,12 +21,16 @@ log = logging.getLogger("transom.tce")
 
 
 class Store:
-    """One rank's end of the checkpoint directory. ``token`` tells a claim of its epoch from another program's."""
+    """One rank's end of the checkpoint directory. ``token`` tells a claim of its epoch from another program's.
 
-    def __init__(self, writer: Writer, token: str, keep: int) -> None:
+    ``every``: which steps are written to storage while memory holds them all: those that it divides.
+    """
+
+    def __init__(self, writer: Writer, token: str, keep: int, every: int = 1) -> None:
         self.writer = writer
         self.token = token
         self.keep = keep
+        self.every = every
         self.completion = Completion(writer, keep)
 
     @property

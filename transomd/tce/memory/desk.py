@@ -9,13 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from transomd.tce.memory import budget
 from transomd.tce.memory.arena import Arena, rounded, whole_size
 from transomd.tce.memory.digests import Entry
 from transomd.tce.memory.tenant import Owner, Tenant
 from transomd.tce.memory.wire import Line, Message
+from transomd.tce.replicate.copies import Copy
+from transomd.tce.replicate.copies import told as digests_told
+from transomd.tce.replicate.holdings import Holder, holdings, loadable
+from transomd.tce.replicate.office import Office
 
 log = logging.getLogger("transom.tce.keeper")
 SLOTS = 3
@@ -44,6 +47,7 @@ class Desk:
         self.served = False
         self._wake = wake
         self._tenants: dict[Key, Tenant] = {}
+        self.office = Office(lambda: list(self._tenants.values()), self._refusal, wake)
         self._leaving: set[Key] = set()
         self._news: deque[tuple[Tenant, Message]] = deque(maxlen=_BACKLOG)
 
@@ -91,6 +95,7 @@ class Desk:
             for line, guest in self.lines.items():
                 if guest.owns and guest.key is not None and self._tenants.get(guest.key) is tenant:
                     line.queue(message)
+        self.office.pass_on(self.lines)
         for key, tenant in list(self._tenants.items()):
             _drop_outgrown(tenant)
             gone = tenant.deserted and self._done(tenant) and not any(guest.key == key for guest in self.lines.values())
@@ -115,7 +120,11 @@ class Desk:
             guest.key = os.path.realpath(message["directory"]), int(message["rank"])
             guest.world_size = int(message["world_size"])
             owned = any(other.owns and other.key == guest.key for other in self.lines.values() if other is not guest)
-            told = {"steps": self._steps(guest), "staged": self._staged(guest.key), "owned": owned}
+            told = {
+                "steps": self._steps(guest.key, guest.world_size),
+                "staged": self._staged(guest.key),
+                "owned": owned,
+            }
             line.queue({"id": message["id"], **told})
         elif asked == "arena":
             self._arena(line, guest, message)
@@ -129,6 +138,13 @@ class Desk:
             self._quarantine(guest, message)
         elif asked == "resumed":
             self._tenant(guest).resume_source = Path(message["folder"])
+        elif asked in ("abroad", "fetch"):
+            self.office.ask(line, message, _key(guest), guest.world_size)
+        elif asked == "peers":
+            self.office.meet(message)
+            for tenant in self._tenants.values():
+                self._tell(tenant, {"t": "partner", "none": self.office.no_partner})
+            line.queue({"id": message.get("id")})
         elif asked == "bye":
             self._leaving.add(_key(guest))
             self._tenant(guest).abandon()
@@ -144,12 +160,13 @@ class Desk:
             "limit_source": found.source,
             "taken": self._taken(),
             "ranks": [tenant.status() for tenant in self._tenants.values()],
+            **self.office.status(),
         }
 
     def _tenant(self, guest: Guest) -> Tenant:
         key = _key(guest)
         if key not in self._tenants:
-            self._tenants[key] = Tenant(Path(key[0]), key[1], self._tell)
+            self._tenants[key] = Tenant(Path(key[0]), key[1], self._tell, self.office.ring)
         return self._tenants[key]
 
     def _tell(self, tenant: Tenant, message: Message) -> None:
@@ -176,10 +193,14 @@ class Desk:
             line.queue({"id": message["id"], "refused": refusal})
             return
         guest.owns = True
-        owner = Owner(guest.world_size, int(message["epoch"]), str(message["token"]), int(message["keep"]))
+        owner = Owner(
+            guest.world_size, int(message["epoch"]), str(message["token"]), int(message["keep"]), int(message["every"])
+        )
         tenant.take_over(owner)
         newest = max(state.seq for arena in tenant.arenas for state in arena.states())
-        line.queue({"id": message["id"], "seq": newest}, [tenant.arenas[-1].descriptor])
+        line.queue(
+            {"id": message["id"], "seq": newest, "no_partner": self.office.no_partner}, [tenant.arenas[-1].descriptor]
+        )
 
     def _adopt(self, line: Line, tenant: Tenant) -> None:
         """Take the arena of a program whose keeper was lost; everything staged in it is looked at again."""
@@ -198,7 +219,7 @@ class Desk:
         refusal = ""
         for slots in range(SLOTS, LEAST_SLOTS - 1, -1):
             size = whole_size(slots, slot_bytes)
-            refusal = budget.look(os.environ).refusal(size + self._unfilled(), self._taken())
+            refusal = self._refusal(size)
             if not refusal:
                 name = f"rank-{tenant.rank}"
                 try:
@@ -211,13 +232,18 @@ class Desk:
                 return ""
         return refusal
 
+    def _refusal(self, size: int) -> str:
+        """Why so many more bytes cannot be had; '' if they can. From any thread."""
+        return budget.look(os.environ).refusal(size + self._unfilled(), self._taken())
+
     def _taken(self) -> int:
-        return sum(arena.bytes for tenant in self._tenants.values() for arena in tenant.arenas)
+        own = sum(arena.bytes for tenant in list(self._tenants.values()) for arena in tenant.arenas)
+        return own + self.office.copies.bytes
 
     def _unfilled(self) -> int:
         """What was handed out and does not show in the kernel's numbers yet; at most so much."""
-        arenas = (arena for tenant in self._tenants.values() for arena in tenant.arenas)
-        return sum(arena.bytes for arena in arenas if arena.filling)
+        arenas = (arena for tenant in list(self._tenants.values()) for arena in tenant.arenas)
+        return sum(arena.bytes for arena in arenas if arena.filling) + self.office.copies.unfilled
 
     # --- what is staged -----------------------------------------------------------------------------------------
 
@@ -225,53 +251,39 @@ class Desk:
         tenant = self._tenants.get(key)
         return [[state.epoch, state.step] for _, _, state in tenant.staged()] if tenant else []
 
-    def _steps(self, guest: Guest) -> list[list[int]]:
+    def _steps(self, key: Key, world_size: int) -> list[list[int]]:
         """Epoch and step of everything that the rank could load from this node's memory alone."""
-        own = self._tenants.get(_key(guest))
-        found = []
-        for entry in own.staged() if own else ():
-            with contextlib.suppress(ValueError):
-                table = own.table(entry) if own else None
-                state = entry[2]
-                if table and table.world_size == guest.world_size:
-                    there = {p.name for _, t in self._at(guest, state.epoch, state.step) for p in t.places}
-                    if there.issuperset(table.needs) and [state.epoch, state.step] not in found:
-                        found.append([state.epoch, state.step])
-        return found
+        return [list(at) for at in loadable(holdings(self.office.holders(key[0])), key[1], world_size)]
 
-    def _at(self, guest: Guest, epoch: int, step: int) -> list[tuple[tuple[Tenant, Entry], Any]]:
-        """This node's slots of a step that hold something for the rank, with their tables; one a rank."""
+    def _at(self, guest: Guest, epoch: int, step: int) -> list[tuple[Holder, Entry]]:
+        """This node's slots of a step that hold something for the rank; one of each holder."""
         directory, rank = _key(guest)
         found = []
-        for (where, _), tenant in self._tenants.items():
-            entries = tenant.staged() if where == directory else ()
-            for entry in (e for e in entries if (e[2].epoch, e[2].step) == (epoch, step)):
+        for holder in self.office.holders(directory):
+            for entry in (e for e in holder.staged() if (e[2].epoch, e[2].step) == (epoch, step)):
                 with contextlib.suppress(ValueError):
-                    table = tenant.table(entry)
-                    if any(rank in place.ranks for place in table.places) or tenant.rank == rank:
-                        found.append(((tenant, entry), table))
+                    if holder.rank == rank or any(rank in place.ranks for place in holder.table(entry).places):
+                        found.append((holder, entry))
                         break
         return found
 
     def _hold(self, line: Line, guest: Guest, message: Message) -> None:
         """Keep a step from being written over while the rank loads it, and hand its memory out, with its digests."""
         told, descriptors = [], []
-        for (tenant, entry), _ in self._at(guest, int(message["epoch"]), int(message["step"])):
+        for holder, entry in self._at(guest, int(message["epoch"]), int(message["step"])):
             arena, slot, state = entry
             if arena.acquire(slot, state.seq):
                 guest.held.append(entry)
-                known = {
-                    name: [[file.xxh3_128, *(t.xxh3_128 for t in file.tensors)] for file in files]
-                    for name, files in tenant.digests(entry).items()
-                }
-                told.append({"rank": tenant.rank, "slot": slot, "digests": known})
+                known = digests_told(holder.digests(entry))
+                told.append({"rank": holder.rank, "slot": slot, "copy": isinstance(holder, Copy), "digests": known})
                 descriptors.append(arena.descriptor)
         line.queue({"id": message["id"], "slots": told}, descriptors)
 
     def _quarantine(self, guest: Guest, message: Message) -> None:
-        key = _key(guest)[0], int(message["of_rank"])
-        if key in self._tenants:
-            self._tenants[key].quarantine(int(message["epoch"]), int(message["step"]))
+        for holder in self.office.holders(_key(guest)[0]):
+            # A copy of the same rank may well be good; whoever reads it next will see.
+            if holder.rank == int(message["of_rank"]) and bool(message["copy"]) == isinstance(holder, Copy):
+                holder.quarantine(int(message["epoch"]), int(message["step"]))
 
     @staticmethod
     def _release(guest: Guest) -> None:

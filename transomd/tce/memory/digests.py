@@ -17,10 +17,11 @@ Digests = dict[str, tuple[FileRecord, ...]]
 
 
 class Digester:
-    """Digests by slot and save. ``newest`` says what to take next, None when there is nothing."""
+    """Digests by slot and save. ``newest`` says what to take next, None when there is nothing; ``told`` hears of it."""
 
-    def __init__(self, newest: Callable[[], Entry | None]) -> None:
+    def __init__(self, newest: Callable[[], Entry | None], told: Callable[[], None]) -> None:
         self._newest = newest
+        self._told = told
         self._known: dict[tuple[int, int], Digests] = {}
         self._bell, self._end = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -33,6 +34,10 @@ class Digester:
     def known(self, entry: Entry) -> Digests:
         """The digests of a slot as far as they have been taken."""
         return self._known.get((id(entry[0]), entry[2].seq), {})
+
+    def knows(self, entry: Entry) -> bool:
+        """Whether the digests of a slot have been taken (there may be none, where it holds nothing)."""
+        return (id(entry[0]), entry[2].seq) in self._known
 
     def with_digests(self, entry: Entry, parts: list[PartImage]) -> list[PartImage]:
         """The parts of a slot that is in use, with their digests, which are taken now if they are not known."""
@@ -61,4 +66,5 @@ class Digester:
             there = {(id(arena), other.seq) for other in arena.states()}
             kept = {key: value for key, value in self._known.items() if key[0] != id(arena) or key in there}
             self._known = {**kept, (id(arena), state.seq): taken}
+            self._told()
         return taken

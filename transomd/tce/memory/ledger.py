@@ -9,6 +9,8 @@ from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.wire import Message
 
 log = logging.getLogger("transom.tce")
+_UNCOPIED = 64
+"""Steps whose copies are waited for; others are given up."""
 _HINT = "save less often, or let the policy be 'wait'"
 
 
@@ -17,23 +19,45 @@ class NoRoom(CheckpointError):
 
 
 class Ledger:
-    """The handles of steps that are not in storage yet, and counts of those that are or never will be."""
+    """The handles of steps that are not in storage yet, and counts of those that are or never will be.
 
-    def __init__(self, epoch: int) -> None:
+    ``every``: storage gets the steps that it divides. ``no_partner``: why no other node holds copies, '' if one does.
+    """
+
+    def __init__(self, epoch: int, every: int) -> None:
         self.handles: dict[int, SaveHandle] = {}
         self.unwritten: set[int] = set()
         self.written = self.failed = self.skipped = 0
-        self.problem = ""
+        self.problem = self.no_partner = ""
         self._epoch = epoch
+        self._every = every
+        self._uncopied: dict[int, SaveHandle] = {}
 
     def add(self, handle: SaveHandle) -> None:
         """A step is in memory."""
         handle.in_memory = True
-        self.handles[handle.step] = handle
-        self.unwritten.add(handle.step)
+        if self.no_partner:
+            handle.never["replica"] = self.no_partner
+        else:
+            self._uncopied[handle.step] = handle
+            if len(self._uncopied) > _UNCOPIED:
+                self._uncopied.pop(next(iter(self._uncopied))).never["replica"] = "copies do not reach another node"
+        if self.due(handle.step):
+            self.handles[handle.step] = handle
+            self.unwritten.add(handle.step)
+        else:
+            which = f"storage gets the steps that {self._every} divides, and the newest when the program ends"
+            handle.never["storage"] = f"it stays in memory; {which}"
+
+    def due(self, step: int) -> bool:
+        """Whether storage is to get this step while the program goes on."""
+        return step % self._every == 0
 
     def hear(self, told: Message) -> None:
         """Take in a piece of the keeper's news."""
+        if told["t"] == "partner":
+            self.no_partner = str(told["none"])
+            return
         step = int(told["step"])
         if told["epoch"] != self._epoch:
             return
@@ -44,12 +68,23 @@ class Ledger:
             self.problem = ""
         elif kind == "complete":
             self.complete(step)
+        elif kind == "replicated":
+            self._copied(step)
         elif kind == "skipped":
             self.skip(step, int(told["by"]))
         elif kind == "problem":
             self._trouble(step, told["error"])
         elif kind == "failed":
             self.fail(step, CheckpointError(told["error"], hint=told["hint"]))
+
+    def _copied(self, step: int) -> None:
+        """Another node has this step, and will never be given an older one."""
+        for older in [other for other in self._uncopied if other <= step]:
+            handle = self._uncopied.pop(older)
+            if older == step:
+                handle.replicated = True
+            else:
+                handle.never["replica"] = f"no other node has a copy; step {step} was copied in its place"
 
     def complete(self, step: int) -> None:
         """A step is in storage, of all ranks."""

@@ -32,11 +32,13 @@ class Link:
         self._asked = 0
         self.news: deque[Message] = deque()
 
-    def ask(self, op: str, descriptors: tuple[int, ...] = (), **details: object) -> tuple[Message, list[int]]:
+    def ask(
+        self, op: str, descriptors: tuple[int, ...] = (), timeout_s: float = ANSWER_S, **details: object
+    ) -> tuple[Message, list[int]]:
         """The keeper's answer, and the descriptors with it, which are the caller's. Raises OSError."""
         self._asked += 1
         self._line.queue({"op": op, "id": self._asked, **details}, descriptors)
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + timeout_s
         while True:
             self._push()
             for message in self._receive():

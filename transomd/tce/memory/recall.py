@@ -23,13 +23,19 @@ if TYPE_CHECKING:
     from transomd.tce.payload import MemoryReader
 
 log = logging.getLogger("transom.tce")
+FETCH_S = 600.0
+"""How long the copy of a step may take to come from another node."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """One part in a slot that nobody writes over while we read; ``digests``: of its tensors, then of the rest."""
+    """One part in a slot that nobody writes over while we read; ``digests``: of its tensors, then of the rest.
+
+    ``copy``: it was staged on another node.
+    """
 
     owner: int
+    copy: bool
     place: Place
     memory: memoryview
     digests: list[str]
@@ -49,7 +55,10 @@ class _Held:
 
 
 class Recall:
-    """One rank's look at the memory of its node."""
+    """One rank's look at the memory of its node, and, after ``look_abroad``, at what other nodes have copied of it.
+
+    ``source``: where what is held was staged.
+    """
 
     def __init__(self, link: Link, writer: Writer) -> None:
         """Ask the keeper. Raises OSError."""
@@ -59,23 +68,51 @@ class Recall:
         self.steps = [(epoch, step) for epoch, step in answer["steps"]]
         self.staged = [(epoch, step) for epoch, step in answer["staged"]]
         self.owned = bool(answer["owned"])
+        self.source = "memory"
+        self._here = frozenset(self.steps)
         self._held: list[_Held] = []
         self._arenas: list[Arena] = []
 
+    def look_abroad(self) -> None:
+        """Ask, through the keeper, the keepers of other nodes; what they hold is offered, too."""
+        try:
+            answer, _ = self._link.ask("abroad", timeout_s=FETCH_S)
+            self.steps = list(dict.fromkeys([*self.steps, *((epoch, step) for epoch, step in answer["steps"])]))
+        except (OSError, KeyError, ValueError) as error:
+            log.warning("other nodes are not asked for copies: %s", error)
+
     def problems(self, epoch: int, step: int) -> list[str]:
-        """Read everything that this rank would load of a step; what is wrong with it. Damage is never loaded again."""
+        """Read everything that this rank would load of a step; what is wrong with it. Damage is never loaded again.
+
+        What this node lacks, or has damaged, is fetched from another one.
+        """
+        found = self._verify(epoch, step) if (epoch, step) in self._here else ["it is not in this node's memory"]
+        if not found:
+            return []
+        answer: dict[str, Any] = {"error": "it cannot be asked for"}
+        with contextlib.suppress(OSError):
+            answer, _ = self._link.ask("fetch", timeout_s=FETCH_S, epoch=epoch, step=step)
+        if answer["error"]:
+            return [*found, f"no copy on another node: {answer['error']}"]
+        return self._verify(epoch, step)
+
+    def _verify(self, epoch: int, step: int) -> list[str]:
         self.release()
         try:
             self._hold(epoch, step)
         except (OSError, ValueError) as error:
+            self.release()
             return [f"memory: {error}"]
-        found = [told for held in self._held for told in _damaged(held)]
+        bad = {(held.owner, held.copy): told for held in self._held if (told := list(_damaged(held)))}
+        found = [problem for told in bad.values() for problem in told]
         if found:
             log.warning("step %d of epoch %d is damaged in memory: %s", step, epoch, "; ".join(found[:5]))
             with contextlib.suppress(OSError):
-                for rank in {held.owner for held in self._held if list(_damaged(held))}:
-                    self._link.tell("quarantine", epoch=epoch, step=step, of_rank=rank)
+                for rank, copy in bad:
+                    self._link.tell("quarantine", epoch=epoch, step=step, of_rank=rank, copy=copy)
             self.release()
+        copied = any(held.copy for held in self._held)
+        self.source = "the copy of another node's memory" if copied else "memory"
         return found
 
     def manifest(self, epoch: int, step: int) -> StepManifest:
@@ -113,7 +150,8 @@ class Recall:
             memory = arena.image(told["slot"])
             for place in table.places:
                 if self._writer.rank in place.ranks and place.name not in {held.place.name for held in self._held}:
-                    self._held.append(_Held(told["rank"], place, memory, _flat(told["digests"].get(place.name, []))))
+                    digests = _flat(told["digests"].get(place.name, []))
+                    self._held.append(_Held(told["rank"], told["copy"], place, memory, digests))
         missing = needs - {held.place.name for held in self._held}
         if missing or not needs:
             raise ValueError(f"step {step} of epoch {epoch} is not whole any more")

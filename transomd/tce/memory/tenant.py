@@ -45,12 +45,22 @@ class Owner:
     epoch: int
     token: str
     keep: int
+    every: int = 1
 
 
 class Tenant:
-    """One rank of one checkpoint directory. ``tell`` passes a message on to the rank's program."""
+    """One rank of one checkpoint directory. ``tell`` passes a message on to the rank's program.
 
-    def __init__(self, directory: Path, rank: int, tell: Callable[[Tenant, dict[str, Any]], None]) -> None:
+    ``on_digests`` is called when something is ready to be copied to another node. Both are called by threads.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        tell: Callable[[Tenant, dict[str, Any]], None],
+        on_digests: Callable[[], None],
+    ) -> None:
         self.directory = directory
         self.rank = rank
         self.arenas: list[Arena] = []
@@ -74,7 +84,7 @@ class Tenant:
         self._end = threading.Event()
         self._bell = threading.Event()
         self._moved_at = time.monotonic()
-        self._digester = Digester(self._to_digest)
+        self._digester = Digester(self._to_digest, on_digests)
         self._thread = threading.Thread(target=self._persist, daemon=True)
         self._thread.start()
 
@@ -153,6 +163,15 @@ class Tenant:
         writing = self._writing
         return None if newest is None or (writing and writing[0] == newest[2].step) else newest
 
+    def digested(self, entry: Entry) -> bool:
+        """Whether the digests of a slot have been taken."""
+        return self._digester.knows(entry)
+
+    def replicated(self, step: int, epoch: int) -> None:
+        """Note that another node holds a copy of this step."""
+        self.newest["replica"] = (step, epoch, time.time())
+        self._tell(self, {"t": "replicated", "step": step, "epoch": epoch})
+
     def status(self) -> dict[str, Any]:
         """For people and for the launcher: newest step of each stage and when it got there, and what is wrong."""
         problem, since = self.problem, self.problem_at
@@ -221,7 +240,11 @@ class Tenant:
         open_ = [entry for entry in self.staged() if entry[0].settled(entry[1]) < entry[2].seq]
         if self._gone_at is not None:
             return open_
-        return [entry for entry in open_ if entry[2].seq > self._last_written or self._begun(entry[2])]
+        return [e for e in open_ if self._due(e[2]) and (e[2].seq > self._last_written or self._begun(e[2]))]
+
+    def _due(self, state: SlotState) -> bool:
+        """Whether storage is to get this step while the program is there."""
+        return self._owner is None or state.step % self._owner.every == 0
 
     def _begun(self, state: SlotState) -> bool:
         """Whether another rank writes this step, so that it is complete only if this rank does, too."""

@@ -44,7 +44,7 @@ class MemoryTier:
 
     def __init__(self, store: Store, policy: Policy, link: Link | None) -> None:
         self.reason = ""
-        self.ledger = Ledger(store.writer.epoch)
+        self.ledger = Ledger(store.writer.epoch, store.every)
         self._store = store
         self._policy = policy
         self._link = link
@@ -124,13 +124,14 @@ class MemoryTier:
         mine = (self._arena.descriptor,) if self._arena is not None and not self._ours else ()
         store = self._store
         answer, descriptors = self._link.ask(
-            "arena", mine, bytes=size, epoch=store.writer.epoch, token=store.token, keep=store.keep
+            "arena", mine, bytes=size, epoch=store.writer.epoch, token=store.token, keep=store.keep, every=store.every
         )
         if "refused" in answer:
             self._again_at = time.monotonic() + AGAIN_S
             raise OSError(f"no memory for a copy: {answer['refused']}")
         self._take(descriptors)
         self._seq = max(self._seq, int(answer["seq"]))
+        self.ledger.no_partner = str(answer["no_partner"])
 
     def _take(self, descriptors: list[int]) -> None:
         try:
@@ -167,7 +168,7 @@ class MemoryTier:
         states = arena.states()
         newest = max((state.order for state in states if state.state == STAGED), default=None)
         free = [
-            (state.state == STAGED, state.seq > arena.settled(slot), state.order, slot)
+            (state.state == STAGED, state.seq > arena.settled(slot) and self.ledger.due(state.step), state.order, slot)
             for slot, state in enumerate(states)
             if not arena.used(slot) and not (state.state == STAGED and state.order == newest)
         ]
@@ -198,16 +199,19 @@ class MemoryTier:
 
     def holds(self, epoch: int) -> bool:
         """Whether a keeper that is there already has something of this rank and epoch."""
-        memory = self.recall()
+        memory = self.recall(abroad=False)
         return memory is not None and any(there == epoch for there, _ in memory.staged)
 
-    def recall(self) -> Recall | None:
-        """What this node's memory offers to load; None where no keeper is, or none answers."""
+    def recall(self, abroad: bool = True) -> Recall | None:
+        """What this node's memory, and that of others, offers to load; None where no keeper is, or none answers."""
         with self._lock:
             try:
                 if self._link is None:
                     self._link = connect(self._store.directory, start=False)
-                return None if self._link is None else Recall(self._link, self._store.writer)
+                memory = None if self._link is None else Recall(self._link, self._store.writer)
+                if memory is not None and abroad:
+                    memory.look_abroad()
+                return memory
             except OSError as error:
                 log.warning("memory is not asked for checkpoints: %s", error)
                 if self._link is not None:
@@ -215,12 +219,12 @@ class MemoryTier:
                 self._link = None
                 return None
 
-    def resumed(self, found: Found) -> None:
-        """What was loaded is not removed; if it is in memory alone, it is brought to storage in this epoch."""
+    def resumed(self, found: Found, own: bool) -> None:
+        """What was loaded is not removed; if it is in the rank's own memory alone, this epoch brings it to storage."""
         with self._lock, contextlib.suppress(OSError):
             if self._link is not None:
                 self._tell("resumed", folder=str(found.folder))
-                if found.memory_only:
+                if found.memory_only and own:
                     self._adopt(found.manifest.step, found.manifest.epoch)
 
     def _adopt(self, step: int, epoch: int) -> None:

@@ -1,0 +1,356 @@
+"""The peer copy between real keepers on loopback ports: what reached ``replica`` outlives the node that saved it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tce_keepers import own_place, wait_for
+from tce_nodes import Node, nodes, on, pair
+
+from transomd.tce import CheckpointEngine, CheckpointError
+from transomd.tce.memory.arena import Arena, staged
+from transomd.tce.replicate.peer import CHUNK, TIMEOUT_S, NotOfThisJob, Peer
+
+NEVER = 1_000_000
+"""Storage gets no step."""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with own_place() as folder:
+        yield folder
+
+
+def state_of(step: int, size: int = 5000) -> dict[str, Any]:
+    return {"model": {str(i): torch.full((size,), float(step + i)) for i in range(4)}, "mine": {"step": step}}
+
+
+def loaded(directory: Path, source: str = "", **settings: Any) -> int | None:
+    """The newest step, all of whose values were right, and where it came from."""
+    engine = CheckpointEngine(directory, **{"rank": 0, "world_size": 1, "epoch": 2, **settings})
+    state: dict[str, Any] = {}
+    step = engine.load(state)
+    if step is not None:
+        for index in range(4):
+            assert bool(state["model"][str(index)].eq(step + index).all())
+        assert state["mine"] == {"step": step}
+        assert source in engine.resumed_from
+    engine.close(0)
+    return step
+
+
+def saver(directory: Path, **settings: Any) -> CheckpointEngine:
+    told = {"rank": 0, "world_size": 1, "epoch": 1, "storage_every": NEVER, **settings}
+    return CheckpointEngine(directory, **told)
+
+
+def test_a_step_that_reached_replica_outlives_its_node(directory: Path) -> None:
+    with nodes(directory.parent, 3) as (n1, n2, n3):
+        pair([n1, n2, n3], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        for step in (1, 2, 3):
+            engine.save(step, state_of(step)).wait("replica", timeout=20)
+        assert n2.copies() == [3, 2]
+        status = n1.status()
+        assert status["ranks"][0]["stages"]["replica"]["step"] == 3
+        assert (status["partner"], status["replica_problem"]) == ("n2", "")
+        n1.kill()
+        pair([n2, n3], {"n2": "n3"}, epoch=2)
+        on(n3)
+        assert loaded(directory, "copy of another node") == 3
+        assert n3.copies() == [3]
+        on(n2)
+        assert loaded(directory, "copy of another node") == 3
+        engine.close(0)
+
+
+def test_both_holders_lost_storage_is_left(directory: Path) -> None:
+    with nodes(directory.parent, 3) as (n1, n2, n3):
+        pair([n1, n2, n3], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory, storage_every=2)
+        engine.save(2, state_of(2)).wait("storage", timeout=20)
+        handle = engine.save(3, state_of(3))
+        handle.wait("replica", timeout=20)
+        with pytest.raises(CheckpointError, match="storage gets the steps that 2 divides"):
+            handle.wait("storage")
+        n1.kill()
+        n2.kill()
+        pair([n3], {}, epoch=2)
+        on(n3)
+        assert loaded(directory, "storage") == 2
+        engine.close(0)
+
+
+def test_without_a_partner_the_handle_says_so(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,):
+        on(n1)
+        with saver(directory) as engine:
+            with pytest.raises(CheckpointError, match="has not told of a keeper on another node"):
+                engine.save(1, state_of(1)).wait("replica")
+            pair([n1], {})
+            assert not engine.save(2, state_of(2)).done("replica")
+            with pytest.raises(CheckpointError, match="no other node of this launch"):
+                engine.save(3, state_of(3)).wait("replica")
+
+
+def test_a_program_without_agents_is_told_that_there_is_no_replica(directory: Path) -> None:
+    with CheckpointEngine(directory) as engine, pytest.raises(CheckpointError, match="not started by transom"):
+        engine.save(1, state_of(1)).wait("replica")
+
+
+def test_a_wrong_token_is_refused_on_either_side(directory: Path) -> None:
+    with nodes(directory.parent, 2) as (n1, n2):
+        n2.kill()
+        n2.token.write_text("of another job")
+        n2.start()
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        handle = engine.save(1, state_of(1))
+        assert wait_for(lambda: "does not hold this job's token" in n1.status()["replica_problem"])
+        assert not handle.done("replica")
+        assert n2.copies() == []
+        with pytest.raises(NotOfThisJob):
+            Peer.dial(("127.0.0.1", n1.port), "guessed")
+        engine.close(0)
+
+
+def test_what_strangers_send_is_bounded_and_harms_nobody(directory: Path) -> None:
+    chance = random.Random(4)
+    with nodes(directory.parent, 2) as (n1, n2):
+        for size in (4, 5, 100, 4000):
+            with socket.create_connection(("127.0.0.1", n2.port)) as sock:
+                sock.sendall(chance.randbytes(size))
+        with socket.create_connection(("127.0.0.1", n2.port)) as sock:
+            sock.sendall(b"\xff\xff\xff\x7f")
+            sock.settimeout(10)
+            assert sock.recv(1) == b""
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        with saver(directory) as engine:
+            engine.save(1, state_of(1)).wait("replica", timeout=20)
+
+
+def test_a_receiver_without_room_says_so_with_numbers_and_the_program_goes_on(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,):
+        n2 = Node.__new__(Node)
+        (directory.parent / "n2.token").write_text(n1.token.read_text())
+        n2.__init__(directory.parent, "n2", "64K")  # type: ignore[misc]
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        handle = engine.save(1, state_of(1, 50_000))
+        assert wait_for(lambda: "limit 64.0 KiB" in n1.status()["replica_problem"])
+        assert not handle.done("replica")
+        assert engine.save(2, state_of(2, 50_000)).done("memory")
+        engine.close(0)
+        n2.kill()
+        for left in (n2.socket, n2.socket.with_suffix(".lock")):
+            left.unlink(missing_ok=True)
+
+
+def flip(node: Node, rank: int, copy: bool, at: float = 0.5) -> None:
+    """Change one byte in the middle of the newest slot's data, in the memory of a keeper."""
+    name = f"transom:{'copy' if copy else 'rank'}-{rank}"
+    folder = Path(f"/proc/{node.process.pid}/fd")
+    path, *_ = [link for link in folder.iterdir() if os.readlink(link).startswith(f"/memfd:{name}")]
+    arena = Arena(os.open(path, os.O_RDWR))
+    _, slot, state = next(staged([arena]))
+    arena.image(slot)[int(at * state.table_offset)] ^= 0xFF
+    arena.close()
+
+
+def test_a_flipped_bit_in_the_copy_is_found_and_the_next_tier_used(directory: Path) -> None:
+    with nodes(directory.parent, 3) as (n1, n2, n3):
+        pair([n1, n2, n3], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory, storage_every=1)
+        engine.save(1, state_of(1)).wait("storage", timeout=20)
+        handle = engine.save(2, state_of(2))
+        handle.wait("replica", timeout=20)
+        handle.wait("storage", timeout=20)
+        flip(n2, 0, copy=True)
+        n1.kill()
+        pair([n2, n3], {}, epoch=2)
+        on(n3)
+        assert loaded(directory, "storage") == 2
+        assert n2.copies() == [1]
+        assert "damaged in memory" in n2.log.read_text()
+        engine.close(0)
+
+
+def test_a_flipped_bit_is_found_by_the_node_that_holds_the_copy_itself(directory: Path) -> None:
+    with nodes(directory.parent, 2) as (n1, n2):
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        for step in (1, 2):
+            engine.save(step, state_of(step)).wait("replica", timeout=20)
+        flip(n2, 0, copy=True)
+        n1.kill()
+        pair([n2], {}, epoch=2)
+        on(n2)
+        assert loaded(directory, "copy of another node") == 1
+        engine.close(0)
+
+
+def test_a_damaged_own_slot_is_replaced_by_the_copy(directory: Path) -> None:
+    with nodes(directory.parent, 2) as (n1, n2):
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1)).wait("replica", timeout=20)
+        flip(n1, 0, copy=False)
+        pair([n1, n2], {"n1": "n2"}, epoch=2)
+        assert loaded(directory, "copy of another node") == 1
+        engine.close(0)
+
+
+class Wire:
+    """A cable between two keepers: counts the bytes that go over it, and is cut after some."""
+
+    def __init__(self, port: int, cuts: list[int]) -> None:
+        self.there = port
+        self.cuts = cuts
+        self.carried: list[int] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        with self._server:
+            while not self._closed:
+                here, _ = self._server.accept()
+                there = socket.create_connection(("127.0.0.1", self.there))
+                self.carried.append(0)
+                cut = self.cuts.pop(0) if self.cuts else 1 << 60
+                threading.Thread(target=self._both, args=(here, there, len(self.carried) - 1, cut)).start()
+
+    def _both(self, here: socket.socket, there: socket.socket, number: int, cut: int) -> None:
+        with here, there:
+            back = threading.Thread(target=self._carry, args=(there, here, None, 1 << 60))
+            back.start()
+            self._carry(here, there, number, cut)
+            back.join()
+
+    def _carry(self, source: socket.socket, target: socket.socket, number: int | None, cut: int) -> None:
+        total = 0
+        with contextlib.suppress(OSError):
+            while total < cut and (content := source.recv(1 << 16)):
+                target.sendall(content)
+                total += len(content)
+                if number is not None:
+                    self.carried[number] = total
+        for sock in (source, target):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Take no more calls; what is connected goes on until a side hangs up."""
+        self._closed = True
+        with socket.create_connection(("127.0.0.1", self.port)):
+            self._thread.join()
+
+
+def test_a_cut_connection_goes_on_where_it_was_cut(directory: Path) -> None:
+    size = 24 * CHUNK // 16
+    with nodes(directory.parent, 2) as (n1, n2):
+        wire = Wire(n2.port, cuts=[10 * CHUNK, 8 * CHUNK])
+        n2.port = wire.port
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1, size)).wait("replica", timeout=60)
+        assert n2.copies() == [1]
+        assert len(wire.carried) == 3
+        whole = 4 * 4 * size
+        # Of each cut at most the chunks that were on their way go again.
+        assert sum(wire.carried) < whole + 2 * 3 * CHUNK
+        wire.close()
+        engine.close(0)
+
+
+@pytest.mark.parametrize("victim", ["sender", "receiver"])
+def test_kill_at_any_moment_leaves_a_whole_copy_or_the_one_before(directory: Path, victim: str) -> None:
+    """Seeded: the newest step that was acknowledged is there, whoever is killed in the middle of the next one."""
+    chance = random.Random(20261130)
+    with nodes(directory.parent, 3) as (n1, n2, n3):
+        found = {"n1": n1, "n2": n2, "n3": n3}
+        step = 0
+        engine: CheckpointEngine | None = None
+        for round_ in range(1, 7):
+            pair([n1, n2, n3], {"n1": "n2"}, epoch=2 * round_)
+            on(n1)
+            engine = saver(directory, epoch=2 * round_)
+            step += 1
+            handle = engine.save(step, state_of(step, 400_000))
+            handle.wait("replica", timeout=30)
+            step += 1
+            engine.save(step, state_of(step, 400_000))
+            time.sleep(chance.uniform(0, 0.03))
+            (n1 if victim == "sender" else n2).kill()
+            on(n3 if victim == "sender" else n1)
+            engine.close(0)
+            alive = [node for node in found.values() if node.process.poll() is None]
+            pair(alive, {}, epoch=2 * round_ + 1)
+            at = loaded(directory, epoch=2 * round_ + 1)
+            logs = "".join(node.log.read_text() for node in found.values())
+            assert at is not None, logs
+            assert at >= step - 1, logs
+            (n1 if victim == "sender" else n2).start()
+        del engine
+
+
+def test_saves_never_wait_for_a_partner_that_hangs(directory: Path) -> None:
+    with nodes(directory.parent, 2) as (n1, n2):
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1, 400_000)).wait("replica", timeout=20)
+        os.kill(n2.process.pid, signal.SIGSTOP)
+        for step in range(2, 12):
+            began = time.monotonic()
+            assert engine.save(step, state_of(step, 400_000)).done("memory")
+            assert time.monotonic() - began < TIMEOUT_S / 2
+        os.kill(n2.process.pid, signal.SIGCONT)
+        engine.save(30, state_of(30, 400_000)).wait("replica", timeout=40)
+        assert engine.skipped == 0
+        engine.close(0)
+
+
+def test_what_every_node_holds_alike_is_not_sent_again(directory: Path) -> None:
+    """Two data-parallel ranks on two nodes, and a tensor of each rank's own."""
+    with nodes(directory.parent, 2) as (n1, n2):
+        wire = Wire(n2.port, cuts=[])
+        n2.port = wire.port
+        pair([n1, n2], {"n1": "n2", "n2": "n1"})
+        engines = []
+        for rank, node in enumerate((n1, n2)):
+            on(node)
+            engines.append(saver(directory, rank=rank, world_size=2, replicated=["model"]))
+            engines[-1].save(1, {**state_of(1, 1_000_000), "own": torch.full((7,), float(rank))})
+        state = state_of(2, 1_000_000)
+        for handle in [engine.save(2, {**state, "own": torch.full((7,), float(engine.rank))}) for engine in engines]:
+            handle.wait("replica", timeout=20)
+        assert n2.copies(0)[0] == 2
+        assert n1.copies(1)[0] == 2
+        wire.close()
+        # Two steps of 16 MB; of each, the chunk in which the rank's own part ends and the common one begins.
+        assert sum(wire.carried) < 2.1 * CHUNK
+        for engine in engines:
+            engine.close(0)

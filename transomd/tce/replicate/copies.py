@@ -1,0 +1,281 @@
+"""What a keeper holds for ranks of other nodes: two slots for each, one whole and one to receive into.
+
+A copy is published only when every byte of it matches the digests that its owner took. Until then, and whoever dies or
+is cut off meanwhile, the copy before it stands; what was received counts when the same step is offered again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from xxhash import xxh3_64_intdigest
+
+from transomd.tce.image import digest_file
+from transomd.tce.manifest import FileRecord
+from transomd.tce.memory.arena import Arena, rounded, staged, whole_size
+from transomd.tce.memory.slots import WRITING, SlotState
+from transomd.tce.memory.table import Place, Table, decode, encode, images
+from transomd.tce.replicate.peer import CHUNK
+
+log = logging.getLogger("transom.tce.keeper")
+SLOTS = 2
+Entry = tuple[Arena, int, SlotState]
+Key = tuple[str, int]
+Digests = dict[str, tuple[FileRecord, ...]]
+Told = dict[str, list[list[str]]]
+"""Digests as they are told: of each file of a part, then of its tensors."""
+
+
+class Refused(Exception):
+    """A copy is not taken; the text says why."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One staged step of one rank, as its keeper offers it; ``table`` is what its slot says of itself."""
+
+    directory: str
+    rank: int
+    state: SlotState
+    table: bytes
+    digests: Told
+
+    @property
+    def key(self) -> Key:
+        """Whose it is."""
+        return self.directory, self.rank
+
+    def checked_table(self) -> Table:
+        """The table; ValueError if it is not that of the state, or tells of bytes outside the slot."""
+        table, state = decode(self.table), self.state
+        if xxh3_64_intdigest(self.table) != state.table_digest or len(self.table) != state.table_bytes:
+            raise ValueError("the table does not match its digest")
+        areas = [area for place in table.places for area in areas_of(place)]
+        if any(at < 0 or size < 0 or at + size > state.table_offset for at, size in areas):
+            raise ValueError("a part lies outside its slot")
+        if any(r.offset < 0 or r.offset + r.bytes > p.tensors_bytes for p in table.places for r in p.records):
+            raise ValueError("a tensor lies outside its part")
+        return table
+
+
+@dataclass
+class Incoming:
+    """A slot that is being received into; ``missing``: the numbers of the chunks that are not there yet."""
+
+    offer: Offer
+    table: Table
+    arena: Arena
+    slot: int
+    missing: set[int]
+
+    def memory(self, number: int) -> memoryview:
+        """Where a chunk goes; ValueError if none of this number was asked for."""
+        if number not in self.missing:
+            raise ValueError(f"chunk {number} was not asked for")
+        return piece(self.arena, self.slot, number, self.offer.state.table_offset)
+
+
+def piece(arena: Arena, slot: int, number: int, end: int) -> memoryview:
+    """The bytes of a chunk, in a slot whose files end at ``end``."""
+    return arena.image(slot)[number * CHUNK : min(number * CHUNK + CHUNK, end)]
+
+
+def told(digests: Mapping[str, tuple[FileRecord, ...]]) -> Told:
+    """Digests as they are told to others."""
+    return {
+        name: [[file.xxh3_128, *(tensor.xxh3_128 for tensor in file.tensors)] for file in files]
+        for name, files in digests.items()
+    }
+
+
+def areas_of(place: Place) -> list[tuple[int, int]]:
+    """Where the two files of a part lie, and their sizes."""
+    return [(place.tensors_at, place.tensors_bytes), (place.rest_at, place.rest_bytes)]
+
+
+class Copy:
+    """The copies of what one rank staged on another node. Looks like a tenant to whoever loads."""
+
+    def __init__(self, directory: str, rank: int) -> None:
+        self.directory = directory
+        self.rank = rank
+        self.arenas: list[Arena] = []
+        self.busy = threading.Lock()
+        self._incoming: Incoming | None = None
+        self._digests: dict[tuple[int, int, SlotState], Digests] = {}
+        self._bad: set[tuple[int, SlotState]] = set()
+
+    def staged(self) -> list[Entry]:
+        """Every good copy, newest first."""
+        return [entry for entry in staged(list(self.arenas)) if (id(entry[0]), entry[2]) not in self._bad]
+
+    def table(self, entry: Entry) -> Table:
+        """What a copy says of itself; ValueError if it is damaged."""
+        return decode(entry[0].table(entry[1]))
+
+    def digests(self, entry: Entry) -> Digests:
+        """Its digests, which its bytes matched when it was published."""
+        return self._digests.get((id(entry[0]), entry[1], entry[2]), {})
+
+    def quarantine(self, epoch: int, step: int) -> None:
+        """These copies are damaged: they are neither loaded nor handed on any more."""
+        for arena, _, state in self.staged():
+            if (state.epoch, state.step) == (epoch, step):
+                self._bad.add((id(arena), state))
+                log.warning("the copy of step %d of rank %d was damaged in memory", step, self.rank)
+
+    def has(self, offer: Offer) -> bool:
+        """Whether this very step is here, in good order."""
+        return any(
+            (entry[2].epoch, entry[2].step, entry[2].seq) == (offer.state.epoch, offer.state.step, offer.state.seq)
+            and told(self.digests(entry)).items() <= offer.digests.items()
+            for entry in self.staged()
+        )
+
+    def begin(
+        self, offer: Offer, without: Iterable[str], make: Callable[[int], Arena], anyhow: bool = False
+    ) -> Incoming:
+        """Get ready to receive; goes on with what was received of the same offer. Raises Refused or ValueError.
+
+        ``anyhow``: also what is older than a copy that is here.
+        """
+        table = offer.checked_table()
+        table = replace(table, places=tuple(place for place in table.places if place.name not in set(without)))
+        before = self._incoming
+        if before is not None and before.offer == offer and before.table == table:
+            return before
+        newest = next(iter(self.staged()), None)
+        if newest is not None and newest[2].order >= offer.state.order and not anyhow:
+            raise Refused(f"step {newest[2].step} of epoch {newest[2].epoch} is here, which is newer")
+        self._incoming = None
+        arena, slot = self._room(offer, make)
+        missing = {
+            number
+            for place in table.places
+            for at, size in areas_of(place)
+            if size
+            for number in range(at // CHUNK, (at + size - 1) // CHUNK + 1)
+        }
+        self._incoming = Incoming(offer, table, arena, slot, missing)
+        return self._incoming
+
+    def _room(self, offer: Offer, make: Callable[[int], Arena]) -> tuple[Arena, int]:
+        """A slot, marked WRITING, that is large enough: never the newest copy, never one that somebody reads."""
+        size = offer.state.table_offset + offer.state.table_bytes
+        if not self.arenas or self.arenas[-1].slot_bytes < size:
+            self.arenas = [*self.arenas, make(rounded(size))]
+        arena = self.arenas[-1]
+        newest = next(iter(self.staged()), None)
+        for slot in sorted(range(arena.slots), key=lambda each: arena.state(each).order):
+            if newest is not None and newest[0] is arena and newest[1] == slot:
+                continue
+            before = arena.state(slot)
+            arena.set_state(slot, SlotState(WRITING, before.seq, offer.state.step, offer.state.epoch))
+            if not arena.used(slot):
+                return arena, slot
+            arena.set_state(slot, before)
+        raise Refused("the older copy is being read")
+
+    def finish(self) -> list[str]:
+        """Publish what was received, if all of it matches; else the parts that do not, which are then missing again."""
+        got = self._incoming
+        assert got is not None
+        assert not got.missing
+        parts = images(got.arena, got.slot, got.table)
+        taken = {part.name: tuple(digest_file(file) for file in part.files) for part in parts}
+        wrong = [name for name, digests in told(taken).items() if digests != got.offer.digests.get(name)]
+        self._incoming = None
+        if wrong:
+            return wrong
+        content, state = encode(got.table), got.offer.state
+        image = got.arena.image(got.slot)
+        image[state.table_offset : state.table_offset + len(content)] = content
+        state = replace(state, table_bytes=len(content), table_digest=xxh3_64_intdigest(content))
+        held = {(id(arena), slot, s) for arena in self.arenas for slot, s in enumerate(arena.states())}
+        self._digests = {key: value for key, value in self._digests.items() if key in held}
+        self._digests[id(got.arena), got.slot, state] = taken
+        got.arena.set_state(got.slot, state)
+        self._drop_outgrown()
+        return []
+
+    def _drop_outgrown(self) -> None:
+        for arena in self.arenas[:-1]:
+            if not any(arena.used(slot) for slot in range(arena.slots)):
+                self.arenas = [other for other in self.arenas if other is not arena]
+
+    @property
+    def bytes(self) -> int:
+        """Memory taken."""
+        return sum(arena.bytes for arena in list(self.arenas))
+
+    def used(self) -> bool:
+        """Whether somebody reads or writes."""
+        return self.busy.locked() or any(a.used(slot) for a in list(self.arenas) for slot in range(a.slots))
+
+
+class Copies:
+    """All copies of a node. ``refusal`` says why so many more bytes cannot be had, '' if they can."""
+
+    def __init__(self, refusal: Callable[[int], str]) -> None:
+        self._refusal = refusal
+        self._all: dict[Key, Copy] = {}
+        self._lock = threading.Lock()
+
+    def of(self, key: Key) -> Copy:
+        """The copies of a rank, made if need be."""
+        with self._lock:
+            return self._all.setdefault(key, Copy(*key))
+
+    def all(self, directory: str | None = None) -> list[Copy]:
+        """Those of one directory, or of all."""
+        return [copy for copy in list(self._all.values()) if directory in (None, copy.directory)]
+
+    @property
+    def bytes(self) -> int:
+        """Memory taken by all."""
+        return sum(copy.bytes for copy in self.all())
+
+    @property
+    def unfilled(self) -> int:
+        """What of it does not show in the kernel's numbers yet; at most so much."""
+        return sum(arena.bytes for copy in self.all() for arena in list(copy.arenas) if arena.filling)
+
+    def make(self, slot_bytes: int, offer: Offer) -> Arena:
+        """Memory for copies. What is of earlier epochs makes room if it must. Raises Refused with the numbers."""
+        with self._lock:
+            size = whole_size(SLOTS, slot_bytes)
+            refusal = self._refusal(size)
+            if refusal and self._drop_before(offer.state.epoch, offer.directory):
+                refusal = self._refusal(size)
+            if refusal:
+                raise Refused(refusal)
+            try:
+                arena = Arena.create(SLOTS, slot_bytes, f"copy-{offer.rank}")
+            except OSError as error:
+                raise Refused(f"no memory: {error}") from error
+            # Another thread may be about to read a copy that is dropped: the memory goes when nobody knows it any more.
+            weakref.finalize(arena, os.close, arena.descriptor)
+            arena.fill()
+            return arena
+
+    def tidy(self, offer: Offer) -> None:
+        """After two steps of one epoch have come, what is of earlier epochs is needed no more: that epoch has begun."""
+        states = [entry[2] for entry in self.of(offer.key).staged()]
+        if len(states) == SLOTS and all(state.epoch == offer.state.epoch for state in states):
+            with self._lock:
+                self._drop_before(offer.state.epoch, offer.directory)
+
+    def _drop_before(self, epoch: int, directory: str) -> bool:
+        gone = [
+            copy
+            for copy in self.all(directory)
+            if copy.arenas and not copy.used() and all(s.epoch < epoch for a in copy.arenas for s in a.states())
+        ]
+        for copy in gone:
+            self._all.pop((copy.directory, copy.rank), None)
+        return bool(gone)

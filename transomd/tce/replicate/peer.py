@@ -1,0 +1,151 @@
+"""A connection between two keepers: both prove that they are of one job, then frames and chunks, bounded before read.
+
+The token itself is never sent: each side answers a number that the other has just made up, as agents and launchers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from xxhash import xxh3_128_digest
+
+CHUNK = 4 << 20
+TIMEOUT_S = 10.0
+"""How long a peer may be silent in the middle of something."""
+LIMIT, STRANGERS_LIMIT = 64 << 20, 1024
+END, STOPPED = 2**64 - 1, 2**64 - 2
+"""Instead of a chunk's number: all have been sent; no more are sent, as the memory is wanted for something newer."""
+_LENGTH = struct.Struct("<I")
+_CHUNK = struct.Struct("<QI16s")
+
+
+class NotOfThisJob(ConnectionError):
+    """The other side does not hold this job's token, or speaks something else."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What stands before the bytes of a chunk; ``number`` may be END or STOPPED."""
+
+    number: int
+    size: int
+    digest: bytes
+
+
+class Peer:
+    """One end of a connection. Raises OSError (ConnectionError, TimeoutError); not safe for several threads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._limit = STRANGERS_LIMIT
+        sock.settimeout(TIMEOUT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @classmethod
+    def dial(cls, address: tuple[str, int], token: str, timeout_s: float = TIMEOUT_S) -> Peer:
+        """Call the keeper at ``address``, and see that it is of this job."""
+        peer = cls(socket.create_connection(address, timeout_s))
+        try:
+            peer._greet(token)
+        except BaseException:
+            peer.close()
+            raise
+        return peer
+
+    def _greet(self, token: str) -> None:
+        mine = secrets.token_hex(16)
+        self.send({"nonce": mine})
+        answer = self.receive()
+        theirs = _text(answer, "nonce")
+        _check(answer, _proof(token, "called", mine, theirs))
+        self.send({"proof": _proof(token, "caller", mine, theirs)})
+        self._limit = LIMIT
+
+    def welcome(self, token: str) -> None:
+        """The side that was called: see that the caller is of this job."""
+        theirs, mine = _text(self.receive(), "nonce"), secrets.token_hex(16)
+        self.send({"nonce": mine, "proof": _proof(token, "called", theirs, mine)})
+        _check(self.receive(), _proof(token, "caller", theirs, mine))
+        self._limit = LIMIT
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message."""
+        content = json.dumps(message).encode()
+        self._socket.sendall(_LENGTH.pack(len(content)) + content)
+
+    def receive(self, patience_s: float = TIMEOUT_S) -> dict[str, Any]:
+        """The next message, whose first byte may take ``patience_s``."""
+        length = _LENGTH.unpack(self._exactly(_LENGTH.size, patience_s))[0]
+        if length > self._limit:
+            raise NotOfThisJob(f"a message of {length} bytes is too long")
+        try:
+            message = json.loads(self._exactly(length))
+        except (ValueError, RecursionError):
+            raise NotOfThisJob("no message") from None
+        if not isinstance(message, dict):
+            raise NotOfThisJob("no message")
+        return message
+
+    def send_chunk(self, number: int, content: memoryview) -> None:
+        """Send one chunk with its digest."""
+        self._socket.sendall(_CHUNK.pack(number, len(content), xxh3_128_digest(content)))
+        self._socket.sendall(content)
+
+    def send_mark(self, mark: int) -> None:
+        """Send END or STOPPED."""
+        self._socket.sendall(_CHUNK.pack(mark, 0, b"\0" * 16))
+
+    def receive_head(self) -> Chunk:
+        """What the next chunk will be; its bytes are then received by ``receive_into``."""
+        return Chunk(*_CHUNK.unpack(self._exactly(_CHUNK.size)))
+
+    def receive_into(self, memory: memoryview) -> None:
+        """Fill ``memory`` with the bytes that come."""
+        done = 0
+        while done < len(memory):
+            count = self._socket.recv_into(memory[done:])
+            if not count:
+                raise ConnectionError("the other side has closed the connection")
+            done += count
+
+    def close(self) -> None:
+        """Hang up, also on a thread that waits in ``receive``."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _exactly(self, count: int, patience_s: float = TIMEOUT_S) -> bytes:
+        content = bytearray(count)
+        if patience_s != TIMEOUT_S:
+            self._socket.settimeout(patience_s)
+        try:
+            self.receive_into(memoryview(content)[:1])
+        finally:
+            self._socket.settimeout(TIMEOUT_S)
+        self.receive_into(memoryview(content)[1:])
+        return bytes(content)
+
+
+def _proof(token: str, who: str, caller: str, called: str) -> str:
+    told = json.dumps(["transom-keeper-1", who, caller, called])
+    return hmac.new(token.encode(), told.encode(), sha256).hexdigest()
+
+
+def _text(message: dict[str, Any], key: str) -> str:
+    value = message.get(key)
+    if not isinstance(value, str) or not 0 < len(value) < 256:
+        raise NotOfThisJob(f"no {key}")
+    return value
+
+
+def _check(message: dict[str, Any], expected: str) -> None:
+    if not hmac.compare_digest(_text(message, "proof").encode("utf-8", "replace"), expected.encode()):
+        raise NotOfThisJob("it does not hold this job's token")

@@ -1,0 +1,182 @@
+"""Copies what this node's ranks stage to the keeper of the node's partner, in a thread; it gives way to the saves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.slots import STAGED, SlotState
+from transomd.tce.memory.tenant import Tenant
+from transomd.tce.replicate import transfer
+from transomd.tce.replicate.holdings import Step
+from transomd.tce.replicate.peer import Peer
+from transomd.tce.replicate.post import offer_of, quarantine_if_damaged
+
+log = logging.getLogger("transom.tce.keeper")
+
+AGAIN_S = 0.05
+"""How soon what the partner may have by itself in a moment is offered again."""
+INSIST_S = 10.0
+"""How long it is left to the partner to have it by itself."""
+FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
+Key = tuple[str, int]
+Entry = tuple[Arena, int, SlotState]
+Address = tuple[str, tuple[str, int]]
+"""A node and where its keeper listens."""
+
+
+class Sender:
+    """``begun`` tells which step of a directory another node copies at the moment."""
+
+    def __init__(self, token: str, tenants: Callable[[], Sequence[Tenant]], begun: dict[str, Step]) -> None:
+        self.problem = ""
+        self._token = token
+        self._tenants = tenants
+        self._begun = begun
+        self._partner: Address | None = None
+        self._peer: Peer | None = None
+        self._peer_of: Address | None = None
+        self._sent: dict[Key, tuple[int, int, int]] = {}
+        self._put_off: dict[Key, tuple[SlotState, float]] = {}
+        self._later: dict[Key, float] = {}
+        self._retry_s = FIRST_RETRY_S
+        self._bell = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def partner(self) -> str:
+        """The node that gets the copies; '' if none does."""
+        partner = self._partner
+        return partner[0] if partner else ""
+
+    def turn_to(self, partner: Address | None) -> None:
+        """Copy to this node from now on: what is newest goes there at once."""
+        if partner != self._partner:
+            self._partner = partner
+            self._sent, self._put_off, self._later, self.problem = {}, {}, {}, ""
+        self.ring()
+
+    def ring(self) -> None:
+        """There may be something to copy."""
+        self._bell.set()
+
+    def _run(self) -> None:
+        while True:
+            self._bell.wait(self._wait_s())
+            self._bell.clear()
+            try:
+                while self._one():
+                    pass
+                self._retry_s = FIRST_RETRY_S
+            except Exception as error:  # the thread must live; what is wrong stands in status
+                self._trouble(f"copies do not reach {self.partner}: {error}", error)
+
+    def _trouble(self, told: str, error: Exception) -> None:
+        if told != self.problem:
+            log.warning("%s", told, exc_info=not isinstance(error, OSError))
+        self.problem = told
+        self._hang_up()
+        end = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+        self._later = dict.fromkeys(self._keys(), end)
+
+    def _wait_s(self) -> float | None:
+        now = time.monotonic()
+        return min((max(0.001, at - now) for at in self._later.values()), default=None)
+
+    def _keys(self) -> list[Key]:
+        return [(str(tenant.directory), tenant.rank) for tenant in self._tenants()]
+
+    def _one(self) -> bool:
+        """Copy one slot; False if there is none to copy now."""
+        partner = self._partner
+        if partner is None:
+            self._hang_up()
+            return False
+        for tenant in self._tenants():
+            key = str(tenant.directory), tenant.rank
+            if self._later.get(key, 0.0) > time.monotonic():
+                continue
+            self._later.pop(key, None)
+            entry = self._choose(tenant, key)
+            if entry is not None and entry[0].acquire(entry[1], entry[2].seq):
+                try:
+                    self._copy(tenant, key, entry, partner)
+                finally:
+                    entry[0].release(entry[1])
+                return True
+        return False
+
+    def _choose(self, tenant: Tenant, key: Key) -> Entry | None:
+        """What to copy next of a rank: nothing older than what was copied.
+
+        Ranks that copy different steps would share none. So first what another node has begun to copy; of several that
+        wait, the one whose number is roundest, which all ranks see alike.
+        """
+        last = self._sent.get(key, (-1, -1, -1))
+        new = [entry for entry in tenant.staged() if entry[2].order > last]
+        ready = [entry for entry in new if tenant.digested(entry)]
+        begun = self._begun.get(key[0])
+        return max(ready, key=lambda entry: _rank_of(entry[2], begun), default=None)
+
+    def _copy(self, tenant: Tenant, key: Key, entry: Entry, partner: Address) -> None:
+        arena, slot, state = entry
+        peer = self._connected(partner)
+        since = self._put_off.get(key, (None, 0.0))
+        began = since[1] if since[0] == state else time.monotonic()
+        insist = time.monotonic() - began > INSIST_S
+        offer = offer_of(key[0], tenant, entry)
+        result, why = transfer.send(peer, offer, arena, slot, lambda: crowded(arena, slot), insist)
+        if partner != self._partner:
+            return
+        if result == transfer.DONE:
+            self._sent[key] = state.order
+            self._put_off.pop(key, None)
+            self.problem = ""
+            tenant.replicated(state.step, state.epoch)
+        elif result == transfer.LATER:
+            self._put_off[key] = state, began
+            self._later[key] = time.monotonic() + AGAIN_S
+        else:
+            self._refused(tenant, key, entry, why)
+
+    def _refused(self, tenant: Tenant, key: Key, entry: Entry, why: str) -> None:
+        state = entry[2]
+        if not quarantine_if_damaged(tenant, entry):
+            told = f"{self.partner} does not take the copy of step {state.step} of rank {tenant.rank}: {why}"
+            if told != self.problem:
+                log.warning("%s", told)
+            self.problem = told
+        # The next step is tried again.
+        self._sent[key] = state.order
+
+    def _connected(self, partner: Address) -> Peer:
+        if self._peer is None or self._peer_of != partner:
+            self._hang_up()
+            self._peer, self._peer_of = Peer.dial(partner[1], self._token), partner
+        return self._peer
+
+    def _hang_up(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+
+
+def crowded(arena: Arena, slot: int) -> bool:
+    """Whether the program has no other slot to copy into than this one, which is not the newest any more."""
+    states = arena.states()
+    newest = max((state.order for state in states if state.state == STAGED), default=None)
+    if states[slot].order == newest:
+        return False
+    return all(
+        other == slot or arena.used(other) or (state.state == STAGED and state.order == newest)
+        for other, state in enumerate(states)
+    )
+
+
+def _rank_of(state: SlotState, begun: Step | None) -> tuple[int, bool, int, int]:
+    step = state.step
+    return state.epoch, (state.epoch, step) == begun, step & -step if step else 1 << 62, state.seq

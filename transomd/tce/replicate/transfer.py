@@ -1,0 +1,149 @@
+"""One step of one rank from keeper to keeper: offered, asked for by chunks, published on full match.
+
+Either side may die at any point. What has come counts when the same step is offered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import astuple
+from typing import Any
+
+from xxhash import xxh3_128_digest
+
+from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.slots import STAGED, SlotState
+from transomd.tce.memory.table import Place
+from transomd.tce.replicate.copies import Copies, Incoming, Offer, Refused, piece
+from transomd.tce.replicate.peer import CHUNK, END, STOPPED, Peer
+
+ROUNDS = 4
+"""How often what arrived damaged is asked for again."""
+DONE, LATER, REFUSED = "done", "later", "refused"
+FINISH_S = 120.0
+"""How long the receiver may take to read everything once more before it publishes."""
+Here = Callable[[Offer, Place], str]
+"""Whether a part is on this node anyhow, as its own ranks hold it alike: 'yes', 'no', or 'later', as it soon may be."""
+
+
+def encode(offer: Offer) -> dict[str, Any]:
+    """An offer as a message."""
+    return {
+        "t": "offer",
+        "directory": offer.directory,
+        "rank": offer.rank,
+        "state": list(astuple(offer.state)),
+        "table": offer.table.decode(),
+        "digests": offer.digests,
+    }
+
+
+def decode(message: dict[str, Any]) -> Offer:
+    """The offer in a message; ValueError, KeyError or TypeError if it is none."""
+    state = SlotState(*(int(number) for number in message["state"]))
+    if state.state != STAGED or not 0 <= state.table_offset < 1 << 50:
+        raise ValueError("no staged slot")
+    return Offer(str(message["directory"]), int(message["rank"]), state, message["table"].encode(), message["digests"])
+
+
+def send(
+    peer: Peer, offer: Offer, arena: Arena, slot: int, wanted: Callable[[], bool], insist: bool
+) -> tuple[str, str]:
+    """Offer a slot that the caller keeps from being written to, and send what the other side asks for.
+
+    What became of it (DONE, LATER, REFUSED), and why. ``wanted``: whether the memory is wanted for something newer,
+    which ends the transfer (LATER). ``insist``: the other side shall not wait until it has a part anyhow. Raises
+    OSError.
+    """
+    peer.send({**encode(offer), "insist": insist})
+    while True:
+        answer = peer.receive(FINISH_S)
+        if answer.get("t") != "want":
+            return str(answer.get("t")), str(answer.get("why", ""))
+        for number in _numbers(answer["chunks"], -(-offer.state.table_offset // CHUNK)):
+            if wanted():
+                peer.send_mark(STOPPED)
+                return LATER, "the memory was wanted for something newer"
+            peer.send_chunk(number, piece(arena, slot, number, offer.state.table_offset))
+        peer.send_mark(END)
+
+
+def receive(peer: Peer, offer: Offer, copies: Copies, here: Here, insist: bool, anyhow: bool = False) -> str:
+    """Answer an offer: take what is not here, publish it, and say so; '', or why it is not here. Raises OSError.
+
+    ``anyhow``: it was asked for, so that it is taken even if a newer one is here.
+    """
+    copy = copies.of(offer.key)
+    if not copy.busy.acquire(blocking=False):
+        return _answer(peer, LATER, "another transfer of this rank is under way")
+    try:
+        places = offer.checked_table().places
+        if copy.has(offer):
+            peer.send({"t": DONE})
+            return ""
+        found = {place.name: here(offer, place) for place in places}
+        if "later" in found.values() and not insist:
+            return _answer(peer, LATER, "this node will have it anyhow")
+        without = [name for name, answer in found.items() if answer == "yes"]
+        got = copy.begin(offer, without, lambda size: copies.make(size, offer), anyhow)
+        for _ in range(ROUNDS):
+            if got.missing:
+                peer.send({"t": "want", "chunks": _ranges(got.missing)})
+                if not _take(peer, got):
+                    return "the sender stopped"
+            if not got.missing:
+                break
+        else:
+            return _answer(peer, REFUSED, f"after {ROUNDS} tries it still arrives damaged")
+        if wrong := copy.finish():
+            return _answer(peer, REFUSED, f"{', '.join(wrong)} does not match its digests")
+        copies.tidy(offer)
+        peer.send({"t": DONE})
+        return ""
+    except (Refused, ValueError) as error:
+        return _answer(peer, REFUSED, str(error))
+    finally:
+        copy.busy.release()
+
+
+def _take(peer: Peer, got: Incoming) -> bool:
+    """Receive chunks until the sender has sent all; False if it stopped. What is damaged stays missing."""
+    while (head := peer.receive_head()).number != END:
+        if head.number == STOPPED:
+            return False
+        try:
+            memory = got.memory(head.number)
+        except ValueError as error:
+            raise ConnectionError(str(error)) from error
+        if head.size != len(memory):
+            raise ConnectionError(f"chunk {head.number} has {head.size} bytes instead of {len(memory)}")
+        peer.receive_into(memory)
+        if xxh3_128_digest(memory) == head.digest:
+            got.missing.discard(head.number)
+    return True
+
+
+def _answer(peer: Peer, what: str, why: str) -> str:
+    peer.send({"t": what, "why": why})
+    return why
+
+
+def _ranges(numbers: Iterable[int]) -> list[list[int]]:
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number:
+            found[-1][1] = number + 1
+        else:
+            found.append([number, number + 1])
+    return found
+
+
+def _numbers(ranges: Any, count: int) -> list[int]:
+    """The chunks that are asked for; ConnectionError if the slot has not so many."""
+    try:
+        numbers = [number for first, end in ranges for number in range(max(0, int(first)), min(int(end), count))]
+        if sum(int(end) - int(first) for first, end in ranges) != len(numbers):
+            raise ValueError("chunks beyond the end")
+    except (TypeError, ValueError) as error:
+        raise ConnectionError(f"no chunks can be asked for so: {error}") from error
+    return numbers
