@@ -23,6 +23,7 @@ from transomd.launch.keeping import Keeping
 from transomd.launch.ports import free_port
 from transomd.launch.ranks import find_ranks, kill_ranks
 from transomd.launch.rundir import RunDir
+from transomd.tce.replicate.partners import failure_domain
 
 REDIAL_S = 0.5
 CONNECT_TIMEOUT_S = 5.0
@@ -112,11 +113,24 @@ class Agent:
             return free_port()
         if what == "checkpoints":
             return await asyncio.to_thread(self._keeping.status)
+        if what == "keeper":
+            return await self._keeper()
+        if what == "peers":
+            return self._keeping.meet({key: request[key] for key in ("epoch", "me", "partner", "keepers")})
         if what == "flush":
             return await self._keeping.end()
         if what == "probe":
             return await _probe(dict(request.get("options", {})))
         raise ValueError(f"unknown request {what!r}")
+
+    async def _keeper(self) -> dict[str, Any]:
+        """Where the keeper listens, also when it is only about to."""
+        status: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            status = await asyncio.to_thread(self._keeping.status)
+        ranks = {int(each["rank"]) for each in [*status.get("ranks", ()), *status.get("copies", ())]}
+        port = int(status.get("port", self._keeping.port))
+        return {"port": port, "ranks": sorted(ranks), "domain": failure_domain()}
 
     @staticmethod
     def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from transomd.launch.ports import free_port
+from transomd.launch.rundir import RunDir
 from transomd.tce.memory.place import job_socket, on_node
 
 log = logging.getLogger("transom.agent")
@@ -19,6 +21,8 @@ AGAIN_S, LONGEST_AGAIN_S = 0.2, 10.0
 END_S = 25.0
 """How long a keeper may take to bring to storage what is only in memory; Slurm's KillWait is 30 s by default."""
 STATUS_S = 5.0
+TELL_AGAIN_S = 0.2
+"""How soon a keeper that does not listen yet is told again who else is there."""
 
 
 class Keeping:
@@ -26,8 +30,12 @@ class Keeping:
 
     def __init__(self, run_dir: Path, slurm_job_id: str) -> None:
         self.path = on_node(job_socket(run_dir, slurm_job_id))
+        self.port = free_port()
+        self._token_file = RunDir(run_dir).token_file
+        self._peers: dict[str, Any] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start a keeper, and another one whenever it has ended."""
@@ -40,8 +48,10 @@ class Keeping:
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "transomd.tce.keeper", f"--socket={self.path}", "--stay"),
+                    *(f"--token={self._token_file}", f"--port={self.port}"),
                     stdin=asyncio.subprocess.DEVNULL,
                 )
+                self._tell()
                 code = await self._process.wait()
                 log.warning("the keeper of checkpoints ended with exit code %d; starting it again", code)
             except OSError as error:
@@ -52,8 +62,9 @@ class Keeping:
 
     async def end(self) -> bool:
         """Let it bring everything to storage, and end; whether it did in time. No other one is started."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._task, self._telling):
+            if task is not None:
+                task.cancel()
         process = self._process
         if process is None or process.returncode is not None:
             return True
@@ -68,12 +79,33 @@ class Keeping:
             return False
         return True
 
+    def meet(self, peers: dict[str, Any]) -> None:
+        """Tell the keeper, and each one after it, who else is there (see ``transomd.tce.replicate.office.Office``)."""
+        self._peers = peers
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        if self._peers is not None:
+            self._telling = asyncio.create_task(self._tell_until_heard({"op": "peers", **self._peers}))
+
+    async def _tell_until_heard(self, message: dict[str, Any]) -> None:
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                await asyncio.to_thread(self._ask, message)
+                return
+            await asyncio.sleep(TELL_AGAIN_S)
+
     def status(self) -> dict[str, Any]:
         """What the keeper holds (see ``transomd.tce.memory.desk.Desk.status``). Raises OSError or ValueError."""
+        return self._ask({"op": "status"})
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(STATUS_S)
             sock.connect(str(self.path))
-            sock.sendall(b'{"op": "status"}\n')
+            sock.sendall(json.dumps(message).encode() + b"\n")
             with sock.makefile("rb") as answer:
                 told: dict[str, Any] = json.loads(answer.readline())
         return told

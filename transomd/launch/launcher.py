@@ -35,6 +35,7 @@ from transomd.health.profile import Profile
 from transomd.launch.aside import Aside
 from transomd.launch.daemon_link import DaemonLink
 from transomd.launch.hub import AgentGone, Hub
+from transomd.launch.pairing import pair
 from transomd.launch.program import LaunchPlan, Program, slurm_env
 from transomd.launch.rundir import COMPLETED, RunDir
 from transomd.launch.watch import LogWatch
@@ -492,6 +493,7 @@ class Launcher:
             await self._fail("start", f"{fold(wanted)} are not {self.spec.nodes} nodes of this launcher's")
             return
         try:
+            await pair(self.hub, epoch, order.nodes, self._alive())
             port = int(await self.hub.ask(order.nodes[0], "port", 5.0))
             await self._start(order, epoch, port)
         except (AgentGone, OSError, ValueError) as error:

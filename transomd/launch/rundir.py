@@ -31,11 +31,12 @@ class RunDir:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self.launcher_file = self.root / "launcher.json"
+        self.token_file = self.root / "token"
         self.claims = self.root / "claims"
 
     def token(self) -> str:
         """Return the secret that this job's launcher and agents share with the daemon."""
-        return (self.root / "token").read_text().strip()
+        return self.token_file.read_text().strip()
 
     def environment(self) -> dict[str, str]:
         """Return the user's environment at submit time."""
