@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tce_keepers import keeper_of, keepers, own_place, wait_for
 
 from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.catalogue import list_checkpoints, verify
+from transomd.tce.memory.link import Link, connect
 
 
 @pytest.fixture
@@ -456,3 +458,39 @@ def test_sigterm_lets_the_keeper_finish(directory: Path) -> None:
     engine._close(0, leave=False)
     assert wait_for(lambda: not keepers(directory.parent), 30)
     assert complete(directory)[-1] == 6
+
+
+def test_a_store_that_hangs_holds_up_no_save_and_status_says_since_when(directory: Path) -> None:
+    """A real file system that takes no write any more, as one whose server is gone (fsfreeze)."""
+    directory.mkdir()
+    image = directory.parent / "image"
+    commands = [["truncate", "-s", "64M", image], ["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, directory]]
+    if os.geteuid() or not all(shutil.which(str(command[0])) for command in [*commands, ["fsfreeze"]]):
+        pytest.skip("mounting and freezing a file system needs root and e2fsprogs")
+    if any(subprocess.run(command, capture_output=True).returncode for command in commands):
+        pytest.skip("no loop devices here")
+    try:
+        with CheckpointEngine(directory / "c") as engine:
+            engine.save(1, state_of(1)).wait(timeout=30)
+            subprocess.run(["fsfreeze", "-f", directory], check=True)
+            try:
+                begun = time.monotonic()
+                handles = [engine.save(step, state_of(step)) for step in range(2, 12)]
+                assert time.monotonic() - begun < 5
+                assert handles[-1].done("memory")
+                link = connect(directory / "c", start=False)
+                assert link is not None
+                assert wait_for(lambda: told_problem(link).startswith("writing step 2 has taken"), 30)
+                link.close()
+            finally:
+                subprocess.run(["fsfreeze", "-u", directory], check=True)
+            handles[-1].wait(timeout=30)
+        assert loaded(directory / "c") == 11
+        assert wait_for(lambda: not keepers(directory.parent))
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
+
+
+def told_problem(link: Link) -> str:
+    told, _ = link.ask("status")
+    return str(told["ranks"][0]["problem"])

@@ -33,7 +33,7 @@ GIVE_UP_S = 600.0
 """How long writing is tried again after the program has ended."""
 FENCED_S = 30.0
 """How long what a newer start keeps from storage stays in memory, for that start to load it."""
-STUCK_S = 10.0
+STUCK_S = 5.0
 """How long one write may take before status calls the store slow."""
 
 
