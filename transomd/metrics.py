@@ -88,6 +88,8 @@ class Metrics(Watcher):
         self._pending = self._gauge("transom_intents_pending", "Acts that are recorded and not yet done.", "kind")
         said = "Productive share of the time since an active job was submitted."
         self._goodput = self._gauge("transom_job_goodput_ratio", said, "job")
+        said = "Newest step that every rank of an active job has in a stage of the checkpoint engine."
+        self._stage = self._gauge("transom_job_checkpoint_step", said, "job", "stage")
         self._paused = self._gauge("transom_paused", "1 while every act is stopped by a person.")
         self._tripped = self._gauge("transom_budget_tripped", "1 while a drain budget is tripped.", "budget")
         self._info = self._gauge("transom_info", "1, with the version.", "version")
@@ -195,9 +197,12 @@ class Metrics(Watcher):
                 self._jobs.labels(state.value).set(states.count(state))
         now = self._clock()
         self._goodput.clear()
+        self._stage.clear()
         for number in sorted(views, reverse=True)[:MAX_JOBS]:
             view = views[number]
             self._goodput.labels(str(number)).set(goodput(view.launches, view.job.created_at, now).share)
+            for stage in view.job.data.get("stages", ()):
+                self._stage.labels(str(number), stage["stage"]).set(stage["step"])
 
     def _show_switches(self, switches: Mapping[str, Switch]) -> None:
         paused = switches.get(PAUSE)

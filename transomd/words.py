@@ -162,6 +162,14 @@ class LauncherPhase(Word):
     STOPPED = "stopped", "ended on request or by a signal"
 
 
+class Stage(Word):
+    """How far a checkpoint has come. The meaning is what ``transom status`` shows."""
+
+    MEMORY = "memory", "in memory"
+    REPLICA = "replica", "on another node"
+    STORAGE = "storage", "on storage"
+
+
 class ExitCode(IntEnum):
     """Exit codes of ``transom``, ``transomd`` and the launcher. The table in docs/operate.md is generated from this."""
 

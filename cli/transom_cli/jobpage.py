@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transom_cli.text import ago, clip, hosts, plain, span, wrapped
+from transomd.words import Stage
 
 Json = Mapping[str, Any]
 
@@ -54,6 +55,10 @@ def _facts(job: Json, view: Json, now: float) -> Iterator[tuple[str, str]]:
     if job.get("step") is not None:
         yield "step", f"{job['step']}, {ago(job.get('step_at'), now)}"
     yield "checkpoint", _checkpoint(job, now)
+    if job.get("checkpoint_trouble"):
+        yield "", plain(job["checkpoint_trouble"])
+    if job.get("checkpoints_skipped"):
+        yield "", f"{job['checkpoints_skipped']} steps were not stored: storage is slower than the saves"
     if job.get("restarts"):
         yield "restarts", str(job["restarts"])
     if job.get("run_dir"):
@@ -76,9 +81,13 @@ def _attempt(attempt: Json, now: float) -> str:
 
 def _checkpoint(job: Json, now: float) -> str:
     checkpoint = job.get("checkpoint")
-    if not checkpoint:
-        return "none yet"
-    return f"step {checkpoint.get('step')} (epoch {checkpoint.get('epoch')}), {ago(checkpoint.get('at'), now)}"
+    text = "none yet"
+    if checkpoint:
+        text = f"step {checkpoint.get('step')} (epoch {checkpoint.get('epoch')}), {ago(checkpoint.get('at'), now)}"
+    for stage in job.get("stages") or () if job.get("finished_at") is None else ():
+        if stage["stage"] != Stage.STORAGE:
+            text += f"; {Stage(stage['stage']).meaning}: step {stage['step']}, {ago(stage['at'], now)}"
+    return text
 
 
 def _launches(launches: Sequence[Json], now: float, columns: int) -> Iterator[str]:

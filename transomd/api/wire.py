@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 from transomd.api import checked
 from transomd.tee.wire import read_evidence
-from transomd.words import LauncherPhase
+from transomd.words import LauncherPhase, Stage
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ MAX_EVIDENCE = 500
 DETECTORS = frozenset({"exit", "heartbeat", "stall", "asked", "start", "takeover"})
 """What a launcher may notice a failure by."""
 _PHASES = frozenset(phase.value for phase in LauncherPhase)
+_STAGES = frozenset(stage.value for stage in Stage)
 
 
 def _read(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -101,7 +102,7 @@ class LauncherReport:
     ``unfit`` are those of them whose local check failed, with the reason. ``launches`` holds every launch that the
     launcher started, so that those made on a grant while the daemon was away become known; ``past_failures`` are
     those of launches that another one has followed. ``checkpoints`` are ``[step, epoch]`` of the whole ones, newest
-    first.
+    first; ``stages`` says for each stage of the checkpoint engine the newest step that every rank has there.
     """
 
     job_id: int
@@ -121,6 +122,9 @@ class LauncherReport:
     checkpoint_epoch: int | None = None
     checkpoint_at: float | None = None
     checkpoints: list[list[int]] = field(default_factory=list)
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    checkpoint_trouble: str = ""
+    checkpoints_skipped: int = 0
     exit_code: int | None = None
     message: str = ""
 
@@ -155,6 +159,9 @@ class LauncherReport:
             checkpoint_epoch=checked.maybe_integer(data, "checkpoint_epoch", checked.MAX_COUNT),
             checkpoint_at=checked.maybe_seconds(data, "checkpoint_at"),
             checkpoints=[_read_checkpoint(x) for x in checked.items(data, "checkpoints", MAX_CHECKPOINTS)],
+            stages=[_read_stage(checked.mapping(x, "stages")) for x in checked.items(data, "stages", len(Stage))],
+            checkpoint_trouble=checked.line(data, "checkpoint_trouble"),
+            checkpoints_skipped=checked.maybe_integer(data, "checkpoints_skipped") or 0,
             exit_code=checked.maybe_integer(data, "exit_code", checked.MAX_COUNT),
             message=checked.line(data, "message"),
         )
@@ -165,6 +172,15 @@ def _read_checkpoint(pair: object) -> list[int]:
         raise ValueError("checkpoints: expected pairs of step and epoch")
     told = dict(zip(("step", "epoch"), pair, strict=True))
     return [checked.integer(told, "step"), checked.integer(told, "epoch", checked.MAX_COUNT)]
+
+
+def _read_stage(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "stage": checked.word(data, "stage", _STAGES),
+        "step": checked.integer(data, "step"),
+        "epoch": checked.integer(data, "epoch", checked.MAX_COUNT),
+        "at": checked.seconds(data, "at"),
+    }
 
 
 def _read_launch(data: Mapping[str, Any]) -> LaunchReport:

@@ -27,6 +27,7 @@ from transomd.tce.replicate.partners import failure_domain
 
 REDIAL_S = 0.5
 CONNECT_TIMEOUT_S = 5.0
+LOOK_S = 1.0
 PROBE = Path(__file__).parent.parent / "health" / "probe.py"
 LINE_LIMIT = 4 * 1024 * 1024
 
@@ -42,6 +43,7 @@ class Agent:
         self.slurm_job_id = os.environ.get("SLURM_JOB_ID", "")
         self._jobs: set[asyncio.Task[None]] = set()
         self._keeping = Keeping(run_dir.root, self.slurm_job_id)
+        self._ranks: list[dict[str, Any]] = []
 
     async def run(self) -> None:
         """Serve launchers one after another, for as long as the allocation lasts (Slurm then sends SIGTERM).
@@ -49,9 +51,11 @@ class Agent:
         Where Slurm could not end it (a cut cable), it ends itself when the job has another allocation.
         """
         self._keeping.start()
+        looking = asyncio.create_task(self._look_at_checkpoints())
         try:
             await self._serve_launchers()
         finally:
+            looking.cancel()
             await self._keeping.end()
 
     async def _serve_launchers(self) -> None:
@@ -83,9 +87,18 @@ class Agent:
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
         while True:
-            self._send(writer, {"t": "beat"})
+            self._send(writer, {"t": "beat", "checkpoints": self._ranks})
             await writer.drain()
             await asyncio.sleep(self.heartbeat_s)
+
+    async def _look_at_checkpoints(self) -> None:
+        """Keep what the beats say of this node's checkpoints; a keeper that does not answer says nothing."""
+        while True:
+            try:
+                self._ranks = list((await asyncio.to_thread(self._keeping.status))["ranks"])
+            except (OSError, ValueError, KeyError):
+                self._ranks = []
+            await asyncio.sleep(max(self.heartbeat_s, LOOK_S))
 
     def _spawn(self, writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
         task = asyncio.create_task(self._answer(writer, request))

@@ -39,6 +39,7 @@ class Hub:
         self._lines: dict[str, _Line] = {}
         self._heard: dict[str, float] = {}
         self._address_of: dict[str, str] = {}
+        self._checkpoints: dict[str, list[dict[str, Any]]] = {}
         self._numbers = itertools.count(1)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,6 +74,10 @@ class Hub:
     def addresses(self) -> dict[str, str]:
         """Return the node of each address from which an agent called, where it is that node's alone."""
         return by_address(self._address_of)
+
+    def checkpoints(self, nodes: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+        """Return what the keepers of these nodes said last of each rank's checkpoints."""
+        return {node: self._checkpoints.get(node, []) for node in nodes}
 
     async def ask(self, node: str, what: str, timeout_s: float, **arguments: Any) -> Any:
         """Send one request and return its answer. Raises AgentGone, or ValueError with the agent's own error."""
@@ -128,11 +133,14 @@ class Hub:
         try:
             while raw := await reader.readline():
                 self._heard[node] = self._clock()
-                self._take(line, json.loads(raw))
+                self._take(node, line, json.loads(raw))
         finally:
             self._hang_up(node, line)
 
-    def _take(self, line: _Line, message: dict[str, Any]) -> None:
+    def _take(self, node: str, line: _Line, message: dict[str, Any]) -> None:
+        if message.get("t") == "beat":
+            self._checkpoints[node] = list(message.get("checkpoints") or ())
+            return
         future = line.waiting.get(message.get("id") or 0)
         if message.get("t") != "reply" or future is None or future.done():
             return
@@ -147,3 +155,4 @@ class Hub:
                 future.set_exception(AgentGone(f"the agent on {node} hung up"))
         if self._lines.get(node) is line:
             del self._lines[node]
+            self._checkpoints.pop(node, None)

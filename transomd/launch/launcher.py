@@ -32,6 +32,7 @@ from transomd.api.wire import (
 )
 from transomd.health.judge import judge
 from transomd.health.profile import Profile
+from transomd.launch import stages
 from transomd.launch.aside import Aside
 from transomd.launch.daemon_link import DaemonLink
 from transomd.launch.hub import AgentGone, Hub
@@ -340,9 +341,21 @@ class Launcher:
             checkpoint_epoch=epoch,
             checkpoint_at=at,
             checkpoints=self._checkpoints,
+            **self._stages(),
             exit_code=self.exit_code,
             message=self.message,
         )
+
+    def _stages(self) -> dict[str, Any]:
+        nodes = self.launches[-1].nodes if self.launches else []
+        folder = os.path.abspath(self.spec.checkpoint.dir)
+        told = {n: [r for r in ranks if r["directory"] == folder] for n, ranks in self.hub.checkpoints(nodes).items()}
+        ranks = [rank for each in told.values() for rank in each]
+        return {
+            "stages": stages.newest(ranks, len(nodes) * self.spec.tasks_per_node),
+            "checkpoint_trouble": stages.trouble(told),
+            "checkpoints_skipped": sum(rank["skipped"] for rank in ranks),
+        }
 
     def _lost(self, nodes: Any) -> list[str]:
         return sorted(set(nodes) - set(self._alive()))

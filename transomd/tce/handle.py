@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 
 from transomd.tce.errors import CheckpointError
+from transomd.words import Stage
 
-STAGES = ("memory", "replica", "storage")
+STAGES = tuple(stage.value for stage in Stage)
 _FIRST_POLL, _LAST_POLL = 0.01, 0.5
 
 

@@ -168,6 +168,11 @@ def absorb(view: JobView) -> tuple[dict[str, Any], tuple[Launch, ...]]:
         }
     if report.checkpoints:
         data["checkpoints"] = [list(checkpoint) for checkpoint in report.checkpoints]
+    if report.stages or "stages" in data:
+        data["stages"] = [dict(stage) for stage in report.stages]
+    for key, said in (("trouble", report.checkpoint_trouble), ("skipped", report.checkpoints_skipped)):
+        if said or f"checkpoint_{key}" in data:
+            data[f"checkpoint_{key}"] = said
     if report.launches and report.launches[-1].last_step is not None:
         data["step"], data["step_at"] = report.launches[-1].last_step, report.launches[-1].last_step_at
     changes: dict[str, Any] = {} if data == dict(view.job.data) else {"data": data}

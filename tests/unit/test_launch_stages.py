@@ -1,0 +1,63 @@
+"""What the launcher makes of the keepers' words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from transomd.api.wire import LauncherReport
+from transomd.launch.stages import newest, trouble
+
+REPORT = {"job_id": 1, "attempt": 1, "slurm_job_id": 7, "generation": 1, "host": "n1", "phase": "running", "at": 9.0}
+
+
+def rank(number: int, problem: str = "", **stages: tuple[int, int, float]) -> dict[str, Any]:
+    told = {stage: dict(zip(("step", "epoch", "at"), there, strict=True)) for stage, there in stages.items()}
+    return {"rank": number, "stages": told, "problem": problem}
+
+
+def test_a_stage_is_as_far_as_its_slowest_rank() -> None:
+    told = [rank(0, memory=(8, 1, 3.0), storage=(5, 1, 2.0)), rank(1, memory=(7, 1, 4.0))]
+    assert newest(told, 2) == [{"stage": "memory", "step": 7, "epoch": 1, "at": 4.0}]
+
+
+def test_what_came_last_is_the_time() -> None:
+    told = [rank(0, storage=(5, 1, 2.0)), rank(1, storage=(5, 1, 6.0))]
+    assert newest(told, 2) == [{"stage": "storage", "step": 5, "epoch": 1, "at": 6.0}]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        [rank(0, memory=(8, 1, 3.0))],
+        [rank(0, memory=(8, 1, 3.0)), rank(0, memory=(8, 1, 3.0))],
+        [rank(0, memory=(8, 1, 3.0)), rank(1, memory=(8, 2, 3.0))],
+        [rank(0, memory=(8, 1, 3.0)), rank(1)],
+    ],
+)
+def test_what_not_every_rank_has_is_not_told(told: list[dict[str, Any]]) -> None:
+    assert newest(told, 2) == []
+
+
+def test_trouble_names_one_rank_and_counts_the_others() -> None:
+    told = {"n1": [rank(0)], "n2": [rank(2, "disk full"), rank(1, "no memory")]}
+    assert trouble(told) == "rank 1 on n2: no memory (and 1 more ranks)"
+    assert trouble({"n1": [rank(0, "disk full")]}) == "rank 0 on n1: disk full"
+    assert trouble({"n1": [rank(0)], "n2": []}) == ""
+
+
+def test_it_comes_through_the_line() -> None:
+    stages = newest([rank(0, memory=(8, 1, 3.0))], 1)
+    report = LauncherReport.from_json({**REPORT, "stages": stages, "checkpoint_trouble": "x\x1b[2J"})
+    assert report.stages == stages
+    assert "\x1b" not in report.checkpoint_trouble
+    assert LauncherReport.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize("stage", [{"stage": "moon"}, {"step": -1}, {"epoch": 1 << 62}, {"at": float("nan")}])
+def test_what_is_no_stage_is_refused(stage: dict[str, Any]) -> None:
+    good = {"stage": "memory", "step": 1, "epoch": 1, "at": 1.0}
+    with pytest.raises(ValueError, match=next(iter(stage))):
+        LauncherReport.from_json({**REPORT, "stages": [{**good, **stage}]})

@@ -1,0 +1,42 @@
+"""How far the running program's checkpoints have come, from what the keeper of every node says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transomd.words import Stage
+
+Json = Mapping[str, Any]
+
+
+def newest(told: Iterable[Json], world_size: int) -> list[dict[str, Any]]:
+    """Return, for each stage, the newest step that every rank has there: ``{stage, step, epoch, at}``.
+
+    ``told`` is what keepers say of each rank (``Tenant.status``). A stage that not every rank of ``world_size`` has
+    reached in one epoch is left out: what some ranks have cannot be resumed from. ``at`` is when the last rank got
+    there.
+    """
+    by_rank = {one["rank"]: one.get("stages") or {} for one in told}
+    found = []
+    for stage in Stage:
+        there = [stages[stage.value] for stages in by_rank.values() if stage.value in stages]
+        if len(there) < world_size or len({one["epoch"] for one in there}) != 1:
+            continue
+        last = min(there, key=lambda one: one["step"])
+        found.append(
+            {"stage": stage.value, **last, "at": max(one["at"] for one in there if one["step"] == last["step"])}
+        )
+    return found
+
+
+def trouble(told: Mapping[str, Iterable[Json]]) -> str:
+    """Return what keeps checkpoints from coming further, as one sentence; '' if nothing does. Keys are nodes."""
+    found = [
+        (str(one["problem"]), node, one["rank"]) for node, ranks in told.items() for one in ranks if one["problem"]
+    ]
+    if not found:
+        return ""
+    text, node, rank = min(found, key=lambda one: one[2])
+    more = f" (and {len(found) - 1} more ranks)" if len(found) > 1 else ""
+    return f"rank {rank} on {node}: {text}{more}"
