@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import logging.handlers
+import os
 import sys
 import threading
 import time
@@ -105,15 +106,17 @@ class Writer(threading.Thread):
             self._handler.queue.task_done()
 
     def _write(self, line: str) -> None:
+        missing = self._handler.lost - self._told
+        if missing:
+            self._told += missing
+            said = f"{missing} records were lost: what takes the log is slow, or stood still"
+            lost = logging.LogRecord("transom.log", logging.WARNING, "", 0, said, (), None)
+            line = self._handler.format(lost) + "\n" + line
+        data = (line + "\n").encode(errors="backslashreplace")
         with contextlib.suppress(OSError, ValueError):
-            missing = self._handler.lost - self._told
-            if missing:
-                self._told += missing
-                said = f"{missing} records were lost: what takes the log is slow, or stood still"
-                lost = logging.LogRecord("transom.log", logging.WARNING, "", 0, said, (), None)
-                self._target.write(self._handler.format(lost) + "\n")
-            self._target.write(line + "\n")
-            self._target.flush()
+            # Not through the target's buffer: who is stuck in it holds its lock, and Python 3.13 ends only with that.
+            while data:
+                data = data[os.write(self._target.fileno(), data) :]
 
     def say_goodbye(self) -> None:
         """Wait until all is written, but not for ever."""
