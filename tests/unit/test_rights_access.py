@@ -108,7 +108,8 @@ async def test_the_kernel_says_who_is_at_the_socket() -> None:
             users = [os.geteuid()] + ([pwd.getpwnam("games").pw_uid] if os.geteuid() == 0 else [])
             for uid in users:
                 other: dict[str, Any] = {"user": uid} if uid != os.geteuid() else {}
-                argv = [sys.executable, "-c", script, path]
+                # Not the environment's Python, which may lie where only root comes.
+                argv = [str(Path(sys.executable).resolve()), "-c", script, path]
                 done = await asyncio.to_thread(run_as, argv, other)
                 assert f'"uid": {uid}' in done.stdout, done
 
