@@ -52,12 +52,19 @@ def _words(value: object) -> object:
 
 
 def _environment(value: dict[str, str]) -> dict[str, str]:
-    for name in value:
-        if not _ENV_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of an environment variable")
-        if name in _OWNED_ENV or name.startswith("TRANSOM_"):
-            raise ValueError(f"{name} is set by transom for every launch and cannot be given")
+    faults = [fault for name in value if (fault := _name_fault(name))]
+    if faults:
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise ValueError("; ".join(faults[:5]) + more)
     return value
+
+
+def _name_fault(name: str) -> str:
+    if not _ENV_NAME.fullmatch(name):
+        return f"{name!r} is no name of an environment variable"
+    if name in _OWNED_ENV or name.startswith("TRANSOM_"):
+        return f"{name} is set by transom for every launch and cannot be given"
+    return ""
 
 
 def _pattern(value: str) -> str:

@@ -266,7 +266,8 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise UsageError(f"reading {path}: {error.strerror}", hint=f"ls -ld {path}") from None
     if len(data) > MAX_BYTES:
-        raise UsageError(f"reading {path}: it is larger than {MAX_BYTES >> 20} MiB, so it is no job.yaml")
+        what = f"it is larger than {MAX_BYTES >> 20} MiB, so it is no job.yaml"
+        raise UsageError(f"reading {path}: {what}", hint=f"ls -lL {path}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -24,7 +24,7 @@ Examples:
   transom status                            all jobs
   transom status demo                       one job, and why it stands there
   transom logs demo -f                      what its ranks print, as it comes
-  transom drain gpu-[1-4,7] --reason fan    take nodes out of service
+  transom drain 'gpu-[1-4,7]' --reason fan  take nodes out of service
 
 \b
 JOB is a job's id or its name; NODES is a host list such as gpu-[1-4,7].

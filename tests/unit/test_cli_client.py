@@ -122,6 +122,8 @@ def test_a_url(tmp_path: Path) -> None:
         Client(f"http://127.0.0.1:{port}").get("/v1/jobs")
     with pytest.raises(UsageError, match="no address"):
         Client("http://:x").get("/v1/jobs")
+    with pytest.raises(UsageError, match="no address"):
+        Client("http://[::1").get("/v1/jobs")
 
 
 def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,9 +175,9 @@ def test_cancel(server: Recorded) -> None:
 
 
 def test_cancel_goes_on_after_one_that_cannot_be(server: Recorded) -> None:
-    server.on("POST /v1/jobs/1/cancel", (403, error("cancelling job 1: it is bob's")))
+    server.on("POST /v1/jobs/1/cancel", (403, error("cancelling job 1: it is bob's", hint="transom status 1")))
     server.on("POST /v1/jobs/12/cancel", (200, {"job": a_job(state="cancelled", reason="by alice")}))
     done = transom("cancel", "1", "12", socket=server.socket)
     assert done.returncode == 4
-    assert done.stderr == "transom: 1: cancelling job 1: it is bob's\n"
+    assert done.stderr == "transom: 1: cancelling job 1: it is bob's\n  next: transom status 1\n"
     assert done.stdout == "job 12 demo: cancelled, by alice\n"

@@ -98,6 +98,7 @@ def test_an_empty_file_misses_everything() -> None:
         ("env: {RANK: 1}", "RANK is set by transom for every launch"),
         ("env: {TRANSOM_X: 1}", "TRANSOM_X is set by transom"),
         ("env: {a-b: 1}", "'a-b' is no name of an environment variable"),
+        ("env: {a-b: 1, c: 2, RANK: 3}", "'a-b' is no name of an environment variable; RANK is set by transom"),
         ('env: {A: "x\\0y"}', "must not hold a NUL character"),
         ("watch: {progress: step}", "must hold a group for the step's number"),
         ("watch: {stall_after: 0}", "must be longer than nothing"),

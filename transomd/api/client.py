@@ -86,8 +86,8 @@ class Client:
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         if not self.address.startswith("http://"):
             return _UnixConnection(self.address, timeout_s)
-        url = urllib.parse.urlsplit(self.address)
         try:
+            url = urllib.parse.urlsplit(self.address)
             host, port = url.hostname, url.port
         except ValueError:
             host, port = None, None

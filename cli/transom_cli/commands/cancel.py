@@ -32,6 +32,8 @@ def cancel(jobs: tuple[str, ...]) -> int:
             raise
         except TransomError as error:
             print(f"transom: {plain(word)}: {plain(error)}", file=sys.stderr)
+            if error.hint:
+                print(f"  next: {plain(error.hint)}", file=sys.stderr)
             worst = max(worst, int(error.exit_code))
         else:
             print(f"job {job['id']} {plain(job['name'])}: {plain(job['state'])}, {plain(job['reason'])}")

@@ -200,7 +200,7 @@ def exec_(node: str | None, directory: Path | None, command: tuple[str, ...]) ->
     + _kinds(hub=False)
     + "\n\n\b\nKinds for NODE `hub`, where slurmctld and transomd run:\n"
     + _kinds(hub=True)
-    + "\n\n\b\nExamples:\n  transom sandbox fail n2 power\n  transom sandbox fail n[3-4] xid:79"
+    + "\n\n\b\nExamples:\n  transom sandbox fail n2 power\n  transom sandbox fail 'n[3-4]' xid:79"
     + "\n  transom sandbox fail hub ctld-stop"
 )
 @click.argument("nodes", metavar="NODE")
@@ -226,7 +226,7 @@ def heal(nodes: str, directory: Path | None) -> None:
     """
     found = Sandbox.attach(directory)
     for node in _expand(found, nodes):
-        click.echo(f"{node}: {', '.join(found.heal(node))}")
+        click.echo(f"{node}: {', '.join(found.heal(node)) or 'nothing was wrong with it'}")
 
 
 def _expand(found: Sandbox, text: str) -> tuple[str, ...]:
