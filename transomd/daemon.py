@@ -24,6 +24,7 @@ from transom_sql.owner import owner_name
 from transom_sql.store import Store, StoreError
 
 from transomd import __version__
+from transomd.api.binding import listening
 from transomd.api.hooks import HookRoutes
 from transomd.api.listen import Server
 from transomd.api.server import Api
@@ -146,8 +147,8 @@ class Daemon:
         # Launchers of running jobs know the old port, so a restarted daemon must come back to it.
         with contextlib.suppress(OSError, ValueError):
             return int(kept.read_text())
-        with socket.socket() as sock:
-            sock.bind((where[0], 0))
+        with socket.socket() as sock, listening("listen", where):
+            sock.bind(where)
             port: int = sock.getsockname()[1]
         kept.write_text(str(port))
         return port

@@ -280,7 +280,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise UsageError(f"reading the settings {path}: {error.strerror}", hint=f"ls -l {path}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"reading the settings {path}: it is not UTF-8 text") from None
+        raise UsageError(f"reading the settings {path}: it is not UTF-8 text", hint=f"file {path}") from None
 
 
 def _syntax(message: str, label: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 from aiohttp import web
 
+from transomd.api.binding import listening
 from transomd.api.server import Api
 from transomd.errors import TransomError
 from transomd.settings import Settings
@@ -18,26 +20,31 @@ class Server:
     def __init__(self, api: Api, settings: Settings) -> None:
         self._runner = web.AppRunner(api.app, access_log=None, shutdown_timeout=1.0)
         self._settings = settings
+        self._bound: tuple[int, int] | None = None
 
     async def start(self, port: int) -> None:
-        """Listen for launchers on TCP (where the site file says so) and for users on the Unix socket."""
+        """Listen for launchers on TCP (where the site file says so) and for users on the Unix socket.
+
+        Raises TransomError for an address or a socket that cannot be had.
+        """
         await self._runner.setup()
         where = self._settings.daemon.listen_address
         if where is not None:
-            await web.TCPSite(self._runner, where[0] or None, port).start()
+            with listening("listen", (where[0], port)):
+                await web.TCPSite(self._runner, where[0] or None, port).start()
         await self._start_unix()
 
     async def _start_unix(self) -> None:
         path = Path(self._settings.daemon.socket)
-        self._make_folder(path.parent)
-        if path.is_socket() and not _served(path):
-            path.unlink()
-        elif path.exists():
-            raise TransomError(
-                f"listening on {path}: another transomd serves it", hint=f"transom --socket {path} status"
-            )
-        await web.UnixSite(self._runner, str(path)).start()
-        path.chmod(0o600 if self._settings.personal else 0o666)
+        try:
+            self._make_folder(path.parent)
+            _clear(path)
+            await web.UnixSite(self._runner, str(path)).start()
+            self._bound = _identity(path)
+            path.chmod(0o600 if self._settings.personal else 0o666)
+        except OSError as error:
+            cause = error.strerror or str(error)
+            raise TransomError(f"listening on {path} (daemon.socket): {cause}", hint=f"ls -ld {path.parent}") from error
 
     def _make_folder(self, folder: Path) -> None:
         """Make the socket's folder where there is none: for the owner alone, or for everybody to pass."""
@@ -46,9 +53,31 @@ class Server:
             folder.chmod(0o700 if self._settings.personal else 0o755)
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening. What is at the socket's path and is not ours stays: it may be another daemon's."""
+        path = Path(self._settings.daemon.socket)
+        if self._bound is not None and _identity(path) == self._bound:
+            path.unlink(missing_ok=True)
         await self._runner.cleanup()
-        Path(self._settings.daemon.socket).unlink(missing_ok=True)
+
+
+def _clear(path: Path) -> None:
+    """Remove the socket of a daemon that is dead; raise TransomError for anything else that is in the way."""
+    if not os.path.lexists(path):
+        return
+    doing = f"listening on {path} (daemon.socket)"
+    if not path.is_socket():
+        raise TransomError(f"{doing}: what is there is no socket, and is left alone", hint=f"ls -ld {path}")
+    if _served(path):
+        raise TransomError(f"{doing}: another transomd serves it", hint=f"transom --socket {path} status")
+    path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _served(path: Path) -> bool:

@@ -11,6 +11,7 @@ from aiohttp import web
 from transom_slurm.nodesets import HostlistError, expand, fold
 from transom_sql.records import Incident, Intent, Switch
 
+from transomd.api.binding import listening
 from transomd.api.views import incident_json
 from transomd.doctor import Finding
 from transomd.errors import NotFoundError, UnreachableError, UsageError
@@ -184,9 +185,10 @@ class MetricsServer:
         self._where = where
 
     async def start(self) -> None:
-        """Listen. Raises OSError."""
+        """Listen. Raises TransomError."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._where[0] or None, self._where[1]).start()
+        with listening("metrics", self._where):
+            await web.TCPSite(self._runner, self._where[0] or None, self._where[1]).start()
 
     async def close(self) -> None:
         """Stop listening."""
