@@ -1,0 +1,78 @@
+"""A program of several ranks that saves every step to memory, and to storage every tenth; its losses are exact.
+
+Each rank has a state of its own, which each step mixes with the loss: the sum over all ranks, in their order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+STEPS, HELD, STORAGE_EVERY, STEP_S = 40, 13, 10, 0.4
+
+
+def first_state(rank: int) -> torch.Tensor:
+    """What a rank begins with."""
+    return torch.linspace(0.1, 0.9, 1000, dtype=torch.float64) + rank
+
+
+def mixed(state: torch.Tensor, loss: float) -> torch.Tensor:
+    """A rank's state after a step."""
+    return torch.cos(1.1 * state + loss)
+
+
+def losses(world: int) -> dict[int, str]:
+    """The loss of every step of a run without failures."""
+    states, found = [first_state(rank) for rank in range(world)], {}
+    for step in range(1, STEPS + 1):
+        loss = sum(float(state.sum()) for state in states)
+        found[step] = loss.hex()
+        states = [mixed(state, loss) for state in states]
+    return found
+
+
+def meeting(world: int) -> Callable[[float], Sequence[float]]:
+    """A function by which every rank's number reaches every rank."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+
+    def meet(mine: float) -> Sequence[float]:
+        everyones = [torch.zeros(1, dtype=torch.float64) for _ in range(world)]
+        dist.all_gather(everyones, torch.tensor([mine], dtype=torch.float64))
+        return [float(each) for each in everyones]
+
+    return meet
+
+
+def main() -> int:
+    """Run one rank."""
+    from transomd.tce import CheckpointEngine
+
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    meet = meeting(world)
+    engine = CheckpointEngine.from_env(storage_every=STORAGE_EVERY)
+    state = {"x": first_state(rank)}
+    start = engine.load(state) or 0
+    print(f"went on from {start}, {engine.resumed_from or 'nothing'}", flush=True)
+    for step in range(start + 1, STEPS + 1):
+        time.sleep(STEP_S)
+        loss = sum(meet(float(state["x"].sum())))
+        state["x"] = mixed(state["x"], loss)
+        print(f"step {step} loss {loss.hex()}", flush=True)
+        handle = engine.save(step, state)
+        if step == STORAGE_EVERY:
+            handle.wait("storage", timeout=60)
+        if step == HELD:
+            handle.wait("replica", timeout=60)
+    engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

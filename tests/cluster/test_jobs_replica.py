@@ -1,0 +1,81 @@
+"""A node is lost with all its memory: the job goes on from the copy that another node holds, to the bit."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import copied
+import pytest
+from jobs import Site, check_end
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+JOB = """\
+name: copied
+command: {python} {program}
+nodes: 3
+spares: {spares}
+tasks_per_node: 1
+health: {{collective: false}}
+checkpoint: {{dir: ck}}
+env: {{OMP_NUM_THREADS: '1'}}
+watch: {{first_step_after: 150, stall_after: 60}}
+"""
+
+
+def submitted(site: Site, spares: int) -> int:
+    """Submit the job, and wait until each node holds what another one has staged of step HELD."""
+    work = site.root / "work"
+    work.mkdir(exist_ok=True)
+    (work / "job.yaml").write_text(JOB.format(python=sys.executable, program=copied.__file__, spares=spares))
+    job = int(site.cli("submit", "job.yaml", "--json")["job"]["id"])
+    site.wait_step(job, copied.HELD + 2, within_s=150)
+    return job
+
+
+def told(site: Site, epoch: int) -> dict[int, tuple[int, str]]:
+    """From which step each rank went on, and where it was."""
+    found = {}
+    for log in site.root.glob(f"work/.transom/*/logs/e{epoch:06d}/rank-*.log"):
+        match = re.search(r"went on from (\d+), (.*)", log.read_text())
+        assert match, log.read_text()
+        found[int(log.stem[-5:])] = int(match[1]), match[2]
+    return found
+
+
+def all_losses(site: Site) -> dict[int, set[str]]:
+    """What was printed as the loss of each step, by any rank of any launch."""
+    found: dict[int, set[str]] = {}
+    logs: list[Path] = list(site.root.glob("work/.transom/*/logs/e*/rank-*.log"))
+    for step, loss in (m.groups() for log in logs for m in re.finditer(r"step (\d+) loss (\S+)", log.read_text())):
+        found.setdefault(int(step), set()).add(loss)
+    return found
+
+
+def test_power_loss_of_a_node_is_made_good_from_the_copy(site: Site) -> None:
+    job = submitted(site, spares=1)
+    site.sandbox.fail("n2", "power")
+    check_end(site, job, drained={"n2"})
+    went_on = told(site, 2)
+    assert {step for step, _ in went_on.values()} == {went_on[0][0]}
+    assert went_on[0][0] >= copied.HELD
+    # n3 had rank 2 and n4 nothing: rank 1 is where the copy of n2 is, rank 2 comes from n3.
+    assert [where for _, (_, where) in sorted(went_on.items())] == [
+        "memory",
+        "the copy of another node's memory",
+        "the copy of another node's memory",
+    ]
+    assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}
+
+
+def test_loss_of_both_holders_is_made_good_from_storage(site: Site) -> None:
+    job = submitted(site, spares=2)
+    site.sandbox.fail("n2", "power")
+    site.sandbox.fail("n3", "power")
+    check_end(site, job, drained={"n2", "n3"})
+    went_on = told(site, max(x["epoch"] for x in site.detail(job)["launches"]))
+    assert {step % copied.STORAGE_EVERY for step, _ in went_on.values()} == {0}
+    assert {where for _, where in went_on.values()} >= {"storage"}
+    assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}
