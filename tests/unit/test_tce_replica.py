@@ -20,7 +20,7 @@ from tce_nodes import Node, nodes, on, pair
 
 from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.memory.arena import Arena, staged
-from transomd.tce.replicate.peer import CHUNK, TIMEOUT_S, NotOfThisJob, Peer
+from transomd.tce.replicate.peer import CHUNK, LOOK_S, TIMEOUT_S, NotOfThisJob, Peer
 
 NEVER = 1_000_000
 """Storage gets no step."""
@@ -329,6 +329,23 @@ def test_saves_never_wait_for_a_partner_that_hangs(directory: Path) -> None:
             assert time.monotonic() - began < TIMEOUT_S / 2
         os.kill(n2.process.pid, signal.SIGCONT)
         engine.save(30, state_of(30, 400_000)).wait("replica", timeout=40)
+        assert engine.skipped == 0
+        engine.close(0)
+
+
+def test_a_transfer_that_hangs_gives_way_to_the_saves(directory: Path) -> None:
+    """There is room for two slots only: one is the newest, and the program needs the other."""
+    with nodes(directory.parent, 2, "16M") as (n1, n2):
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1, 400_000)).wait("replica", timeout=20)
+        os.kill(n2.process.pid, signal.SIGSTOP)
+        for step in range(2, 8):
+            assert engine.save(step, state_of(step, 400_000)).done("memory"), step
+            time.sleep(6 * LOOK_S)
+        os.kill(n2.process.pid, signal.SIGCONT)
+        engine.save(9, state_of(9, 400_000)).wait("replica", timeout=40)
         assert engine.skipped == 0
         engine.close(0)
 

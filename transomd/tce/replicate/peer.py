@@ -11,6 +11,8 @@ import json
 import secrets
 import socket
 import struct
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -20,11 +22,17 @@ from xxhash import xxh3_128_digest
 CHUNK = 4 << 20
 TIMEOUT_S = 10.0
 """How long a peer may be silent in the middle of something."""
+LOOK_S = 0.2
+"""How often a wait is broken off to see whether it is still worth it."""
 LIMIT, STRANGERS_LIMIT = 64 << 20, 1024
 END, STOPPED = 2**64 - 1, 2**64 - 2
 """Instead of a chunk's number: all have been sent; no more are sent, as the memory is wanted for something newer."""
 _LENGTH = struct.Struct("<I")
 _CHUNK = struct.Struct("<QI16s")
+
+
+class GaveWay(ConnectionError):
+    """The transfer was broken off: the memory that it reads is wanted for something newer."""
 
 
 class NotOfThisJob(ConnectionError):
@@ -41,12 +49,16 @@ class Chunk:
 
 
 class Peer:
-    """One end of a connection. Raises OSError (ConnectionError, TimeoutError); not safe for several threads."""
+    """One end of a connection. Raises OSError (ConnectionError, TimeoutError); not safe for several threads.
+
+    ``wanted`` is asked while the other side lets us wait: whether to break off (GaveWay).
+    """
 
     def __init__(self, sock: socket.socket) -> None:
+        self.wanted: Callable[[], bool] = lambda: False
         self._socket = sock
         self._limit = STRANGERS_LIMIT
-        sock.settimeout(TIMEOUT_S)
+        sock.settimeout(LOOK_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @classmethod
@@ -79,7 +91,7 @@ class Peer:
     def send(self, message: dict[str, Any]) -> None:
         """Send one message."""
         content = json.dumps(message).encode()
-        self._socket.sendall(_LENGTH.pack(len(content)) + content)
+        self._send_all(memoryview(_LENGTH.pack(len(content)) + content))
 
     def receive(self, patience_s: float = TIMEOUT_S) -> dict[str, Any]:
         """The next message, whose first byte may take ``patience_s``."""
@@ -96,12 +108,12 @@ class Peer:
 
     def send_chunk(self, number: int, content: memoryview) -> None:
         """Send one chunk with its digest."""
-        self._socket.sendall(_CHUNK.pack(number, len(content), xxh3_128_digest(content)))
-        self._socket.sendall(content)
+        self._send_all(memoryview(_CHUNK.pack(number, len(content), xxh3_128_digest(content))))
+        self._send_all(content)
 
     def send_mark(self, mark: int) -> None:
         """Send END or STOPPED."""
-        self._socket.sendall(_CHUNK.pack(mark, 0, b"\0" * 16))
+        self._send_all(memoryview(_CHUNK.pack(mark, 0, b"\0" * 16)))
 
     def receive_head(self) -> Chunk:
         """What the next chunk will be; its bytes are then received by ``receive_into``."""
@@ -109,12 +121,31 @@ class Peer:
 
     def receive_into(self, memory: memoryview) -> None:
         """Fill ``memory`` with the bytes that come."""
+        self._receive(memory, TIMEOUT_S)
+
+    def _receive(self, memory: memoryview, patience_s: float) -> None:
         done = 0
         while done < len(memory):
-            count = self._socket.recv_into(memory[done:])
+            count = self._patiently(self._socket.recv_into, memory[done:], patience_s)
             if not count:
                 raise ConnectionError("the other side has closed the connection")
             done += count
+
+    def _send_all(self, content: memoryview) -> None:
+        done = 0
+        while done < len(content):
+            done += self._patiently(self._socket.send, content[done:], TIMEOUT_S)
+
+    def _patiently(self, act: Callable[[memoryview], int], memory: memoryview, patience_s: float) -> int:
+        end = time.monotonic() + patience_s
+        while True:
+            try:
+                return act(memory)
+            except TimeoutError:
+                if self.wanted():
+                    raise GaveWay("the memory was wanted for something newer") from None
+                if time.monotonic() > end:
+                    raise TimeoutError(f"the other side has been silent for {patience_s:.0f} s") from None
 
     def close(self) -> None:
         """Hang up, also on a thread that waits in ``receive``."""
@@ -124,13 +155,8 @@ class Peer:
 
     def _exactly(self, count: int, patience_s: float = TIMEOUT_S) -> bytes:
         content = bytearray(count)
-        if patience_s != TIMEOUT_S:
-            self._socket.settimeout(patience_s)
-        try:
-            self.receive_into(memoryview(content)[:1])
-        finally:
-            self._socket.settimeout(TIMEOUT_S)
-        self.receive_into(memoryview(content)[1:])
+        self._receive(memoryview(content)[:1], patience_s)
+        self._receive(memoryview(content)[1:], TIMEOUT_S)
         return bytes(content)
 
 

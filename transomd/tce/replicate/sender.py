@@ -102,9 +102,12 @@ class Sender:
                 continue
             self._later.pop(key, None)
             entry = self._choose(tenant, key)
-            if entry is not None and entry[0].acquire(entry[1], entry[2].seq):
+            if entry is None:
+                continue
+            peer = self._connected(partner)
+            if entry[0].acquire(entry[1], entry[2].seq):
                 try:
-                    self._copy(tenant, key, entry, partner)
+                    self._copy(tenant, key, entry, partner, peer)
                 finally:
                     entry[0].release(entry[1])
                 return True
@@ -122,9 +125,8 @@ class Sender:
         begun = self._begun.get(key[0])
         return max(ready, key=lambda entry: _rank_of(entry[2], begun), default=None)
 
-    def _copy(self, tenant: Tenant, key: Key, entry: Entry, partner: Address) -> None:
+    def _copy(self, tenant: Tenant, key: Key, entry: Entry, partner: Address, peer: Peer) -> None:
         arena, slot, state = entry
-        peer = self._connected(partner)
         since = self._put_off.get(key, (None, 0.0))
         began = since[1] if since[0] == state else time.monotonic()
         insist = time.monotonic() - began > INSIST_S

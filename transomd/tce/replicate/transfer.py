@@ -52,9 +52,10 @@ def send(
     """Offer a slot that the caller keeps from being written to, and send what the other side asks for.
 
     What became of it (DONE, LATER, REFUSED), and why. ``wanted``: whether the memory is wanted for something newer,
-    which ends the transfer (LATER). ``insist``: the other side shall not wait until it has a part anyhow. Raises
-    OSError.
+    which ends the transfer (LATER, or GaveWay where the other side is silent). ``insist``: the other side must not wait
+    until it has a part anyhow. Raises OSError.
     """
+    peer.wanted = wanted
     peer.send({**encode(offer), "insist": insist})
     while True:
         answer = peer.receive(FINISH_S)
