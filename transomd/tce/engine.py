@@ -202,7 +202,11 @@ class CheckpointEngine:
         if when_full not in ("latest", "wait"):
             raise CheckpointError(f"when_full is {when_full!r} and must be 'latest' or 'wait'")
         self._in_memory = memory is True or (memory is None and not switched_off(os.environ))
-        return call(self.directory, self.rank, self.world_size) if self._in_memory else None
+        try:
+            return call(self.directory, self.rank, self.world_size, start=False) if self._in_memory else None
+        except OSError as error:
+            log.warning("memory is not asked for checkpoints: %s", error)
+            return None
 
     def __enter__(self) -> CheckpointEngine:
         return self

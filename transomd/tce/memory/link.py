@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
@@ -15,11 +14,11 @@ from pathlib import Path
 from transomd.tce.memory.place import agent_socket, own_socket
 from transomd.tce.memory.wire import Line, Message, peer
 
-log = logging.getLogger("transom.tce")
 ANSWER_S = 20.0
 """How long a keeper may take to answer; it does so at once, unless it was stopped or is starved."""
 START_S = 30.0
 ANOTHER_IS_THERE = 3
+_TRIES = 3
 _NOT_HANDED_ON = ("TRANSOM_EPOCH", "TRANSOM_JOB_ID", "RANK", "LOCAL_RANK")
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -112,19 +111,22 @@ def hello(link: Link, directory: Path, rank: int, world_size: int) -> Message:
     return answer
 
 
-def call(directory: Path, rank: int, world_size: int) -> Link | None:
-    """A line to a keeper that is there already, which then keeps what it has of this rank."""
-    link = None
-    try:
-        link = connect(directory, start=False)
-        if link is not None:
+def call(directory: Path, rank: int, world_size: int, start: bool) -> Link | None:
+    """As ``connect``; the keeper then keeps what it has of this rank as long as the line is open."""
+    for _ in range(_TRIES):
+        link = connect(directory, start)
+        if link is None:
+            return None
+        try:
             hello(link, directory, rank, world_size)
-    except OSError as error:
-        log.warning("memory is not asked for checkpoints: %s", error)
-        if link is not None:
+        except ConnectionError:
+            link.close()  # it was about to end when we called
+        except OSError:
             link.close()
-        return None
-    return link
+            raise
+        else:
+            return link
+    raise ConnectionError("one keeper after another hangs up")
 
 
 def _dial(path: Path) -> Line:

@@ -20,7 +20,7 @@ from transomd.tce.errors import CheckpointError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.ledger import Ledger
-from transomd.tce.memory.link import Link, connect, hello
+from transomd.tce.memory.link import Link, call
 from transomd.tce.memory.recall import Recall
 from transomd.tce.memory.slots import STAGED, WRITING, SlotState
 from transomd.tce.memory.table import encode
@@ -106,18 +106,8 @@ class MemoryTier:
         if time.monotonic() < self._again_at:
             raise OSError(self.reason)
         self._again_at = time.monotonic() + AGAIN_S
-        self._hello()
-
-    def _hello(self) -> None:
-        link = connect(self._store.directory, start=True)
-        assert link is not None
-        try:
-            writer = self._store.writer
-            hello(link, writer.directory, writer.rank, writer.world_size)
-        except OSError:
-            link.close()
-            raise
-        self._link = link
+        writer = self._store.writer
+        self._link = call(writer.directory, writer.rank, writer.world_size, start=True)
 
     def _ask_for_arena(self, size: int) -> None:
         assert self._link is not None
@@ -206,9 +196,9 @@ class MemoryTier:
         """What this node's memory, and that of others, offers to load; None where no keeper is, or none answers."""
         with self._lock:
             try:
-                if self._link is None:
-                    self._link = connect(self._store.directory, start=False)
-                memory = None if self._link is None else Recall(self._link, self._store.writer)
+                writer = self._store.writer
+                self._link = self._link or call(writer.directory, writer.rank, writer.world_size, start=False)
+                memory = None if self._link is None else Recall(self._link, writer)
                 if memory is not None and abroad:
                     memory.look_abroad()
                 return memory
