@@ -1,6 +1,7 @@
 """A program of several ranks that saves every step to memory, and to storage every tenth; its losses are exact.
 
-Each rank has a state of its own, which each step mixes with the loss: the sum over all ranks, in their order.
+Each rank has a state of its own, beside one that all have alike. Each step mixes them with the loss: the sum over all
+ranks, in their order.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ def mixed(state: torch.Tensor, loss: float) -> torch.Tensor:
 
 def losses(world: int) -> dict[int, str]:
     """The loss of every step of a run without failures."""
-    states, found = [first_state(rank) for rank in range(world)], {}
+    states, shared, found = [first_state(rank) for rank in range(world)], first_state(-1), {}
     for step in range(1, STEPS + 1):
-        loss = sum(float(state.sum()) for state in states)
+        loss = sum(float(state.sum() + shared.sum()) for state in states)
         found[step] = loss.hex()
-        states = [mixed(state, loss) for state in states]
+        states, shared = [mixed(state, loss) for state in states], mixed(shared, loss)
     return found
 
 
@@ -56,14 +57,14 @@ def main() -> int:
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meet = meeting(world)
-    engine = CheckpointEngine.from_env(storage_every=STORAGE_EVERY)
-    state = {"x": first_state(rank)}
+    engine = CheckpointEngine.from_env(storage_every=STORAGE_EVERY, replicated=["shared"])
+    state = {"x": first_state(rank), "shared": first_state(-1)}
     start = engine.load(state) or 0
     print(f"went on from {start}, {engine.resumed_from or 'nothing'}", flush=True)
     for step in range(start + 1, STEPS + 1):
         time.sleep(STEP_S)
-        loss = sum(meet(float(state["x"].sum())))
-        state["x"] = mixed(state["x"], loss)
+        loss = sum(meet(float(state["x"].sum() + state["shared"].sum())))
+        state = {key: mixed(value, loss) for key, value in state.items()}
         print(f"step {step} loss {loss.hex()}", flush=True)
         handle = engine.save(step, state)
         if step == STORAGE_EVERY:
