@@ -14,7 +14,7 @@ _STAGES = (
     ("diagnosed", "the verdict was reached"),
     ("fenced", "nothing of the old launch runs any more, or its nodes are barred"),
     ("drained", "a node was drained"),
-    ("acted", "the program was started again"),
+    ("acted", ""),
     ("recovered", "first step that is new"),
     ("closed", "closed"),
 )
@@ -80,9 +80,13 @@ def _moments(answer: Json, start: float, now: float) -> Iterator[tuple[float, st
         at = incident.get(f"{word}_at")
         same = (word == "closed" and at == incident.get("recovered_at")) or _SAME.get(word) in kinds
         if isinstance(at, (int, float)) and not same:
-            yield at, text
+            yield at, text or _acted(str(incident.get("action")))
     for event in events:
         yield float(event.get("at") or 0), f"{plain(event.get('kind'))}: {plain(event.get('message'))}"
+
+
+def _acted(action: str) -> str:
+    return "nothing was started again" if action in ("stop", "none") else "the program was started again"
 
 
 def _node(node: Json, columns: int) -> list[str]:

@@ -140,6 +140,14 @@ def test_what_was_not_drained_is_said_and_fails(server: Recorded) -> None:
 def test_undrain(server: Recorded) -> None:
     server.on("POST /v1/nodes/undrain", (200, results({"n1": True})))
     assert transom("undrain", "n1", socket=server.socket).stdout == "n1: undrained\n"
+
+
+def test_a_result_is_not_said_twice(server: Recorded) -> None:
+    told = {"node": "n1", "done": True, "message": "undrained", "command": ""}
+    server.on("POST /v1/nodes/undrain", (200, {"results": [told]}))
+    assert transom("undrain", "n1", socket=server.socket).stdout == "n1: undrained\n"
+    server.on("POST /v1/nodes/undrain", (200, {"results": [{**told, "message": "still DOWN to Slurm"}]}))
+    assert transom("undrain", "n1", socket=server.socket).stdout == "n1: undrained: still DOWN to Slurm\n"
     assert server.requests[0].body == {"nodes": ["n1"], "dry_run": False}
 
 

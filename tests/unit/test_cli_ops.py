@@ -181,6 +181,15 @@ def test_an_incident_whole(server: Recorded) -> None:
     assert "next: transom status 12; transom logs 12" in done.stdout
 
 
+def test_an_incident_that_stopped_the_job_started_nothing_again() -> None:
+    answer = an_answer()
+    answer["incident"] |= {"action": "stop", "acted_at": NOW - 80}
+    answer["events"] = []
+    text = "\n".join(incident_page(answer, now=NOW, columns=100))
+    assert "nothing was started again" in text
+    assert "the program was started" not in text
+
+
 @pytest.mark.parametrize("columns", [40, 80, 0])
 def test_pages_keep_within_the_terminal(columns: int) -> None:
     view = a_view(

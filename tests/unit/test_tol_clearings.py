@@ -17,6 +17,7 @@ from transomd.tol.manual import Hands
 from transomd.tol.nodewatch import NodeWatch
 from transomd.tol.reach import Reach
 from transomd.tol.view import SlurmView
+from transomd.words import JobState
 
 
 @pytest.fixture
@@ -52,6 +53,18 @@ async def test_undrain_clears_at_once(world: SimWorld) -> None:
     assert world.events("cleared") == [], "it was told as undrained"
     await world.end()
     world.check()
+
+
+async def test_undrain_says_that_a_lost_node_is_down_still(world: SimWorld) -> None:
+    assert world.operator is not None
+    await world.submit()
+    await world.until(lambda: world.state() is JobState.RUNNING)
+    world.power_loss("n2")
+    await world.until(world.drained, "n2 is drained")
+    hands = Hands(world.operator, world.settings, world.slurm.clock, "http://x")
+    (done,) = await hands.undrain(["n2"], "ann", dry_run=False)
+    assert done["done"], done
+    assert done["message"] == "still DOWN to Slurm; once it is repaired: scontrol update nodename=n2 state=resume"
 
 
 async def test_a_persons_own_resume_clears_too_and_for_good(world: SimWorld) -> None:

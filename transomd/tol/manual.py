@@ -76,7 +76,16 @@ class Hands:
         if dry_run:
             return _result(name, False, "would be undrained", command)
         args = {"reason": record.drain_reason, "user": record.drain_user, "time": record.drain_time, "who": who}
-        return await self._carry_out(IntentKind.UNDRAIN, name, args, command, "undrained")
+        result = await self._carry_out(IntentKind.UNDRAIN, name, args, command, "undrained")
+        return await self._still_down(name, result) if result["done"] else result
+
+    async def _still_down(self, name: str, result: Result) -> Result:
+        """Say so where the node is DOWN: Slurm brings none back by itself whose reason is not its own any more."""
+        node = ((await self._operator.nodes_now()).nodes or {}).get(name)
+        if node is None or node.status.base != "DOWN":
+            return result
+        command = f"scontrol update nodename={name} state=resume"
+        return _result(name, True, f"still DOWN to Slurm; once it is repaired: {command}", command)
 
     async def _carry_out(self, kind: IntentKind, name: str, args: Result, command: str, done: str) -> Result:
         intent = Intent(

@@ -55,7 +55,8 @@ def _show(word: str, results: Sequence[Mapping[str, Any]], dry_run: bool) -> int
             print(plain(_command(result["command"])))
     for (done, message), names in groups.items():
         said = "would be " + word if dry_run and done else word if done else "not " + word
-        print(f"{hosts(names)}: {said}" + (f": {plain(message)}" if message else ""))
+        more = "" if message in ("", said) else f": {plain(message)}"
+        print(f"{hosts(names)}: {said}{more}")
     missed = [str(result["node"]) for result in results if not result.get("done")]
     if missed and not dry_run:
         raise TransomError(
