@@ -12,10 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transom_slurm.sandbox import Sandbox
 
 from transomd.api.client import Client
 
+needs_fuse = pytest.mark.skipif(
+    not os.path.exists("/dev/fuse"), reason="NO FUSE: no /dev/fuse here, so no mount can be dead"
+)
 RING = Path(__file__).with_name("ring.py")
 SETTINGS = """\
 [daemon]
@@ -180,7 +184,8 @@ class Site:
         """Return what a person would look at."""
         log = (self.root / "transomd.log").read_text()[-6000:]
         launcher = "\n".join(p.read_text()[-3000:] for p in self.root.glob("work/.transom/*/logs/launcher.log"))
-        return f"--- transomd\n{log}\n--- launcher\n{launcher}"
+        slurm = (self.sandbox.directory / "log" / "slurmctld.log").read_text()[-3000:]
+        return f"--- slurmctld\n{slurm}\n--- transomd\n{log}\n--- launcher\n{launcher}"
 
 
 def check_end(site: Site, job: int, *, drained: set[str], attempts: int = 1) -> dict[str, Any]:
@@ -188,7 +193,7 @@ def check_end(site: Site, job: int, *, drained: set[str], attempts: int = 1) -> 
     site.wait_state(job, "completed")
     site.wait(lambda: site.drained() == drained, f"drained {drained}, is {site.drained()}", 40)
     detail = site.detail(job)
-    assert len(detail["attempts"]) == attempts
+    assert len(detail["attempts"]) == attempts, site.story()
     ids = [a["slurm_job_id"] for a in detail["attempts"]]
     assert site.slurm_ids(job) == sorted(ids)
     epochs = [x["epoch"] for x in detail["launches"]]

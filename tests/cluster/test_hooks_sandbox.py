@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hooksite import HUB, SAID, HookSite, history
+from jobs import needs_fuse
 from transom_slurm.commands import CommandClient
 from transom_slurm.runner import clean_env
 from transom_slurm.stuck import stuck_jobs
@@ -93,6 +94,7 @@ def test_a_hanging_nvidia_smi_is_unknown_and_drains_nothing(hooks: HookSite) -> 
         assert history(site, "n1", "drained", "unfit") == []
 
 
+@needs_fuse
 def test_nothing_of_the_node_can_be_written_and_a_mount_is_dead(hooks: HookSite) -> None:
     with hooks.daemon() as site:
         hooks.sandbox.run(["mkdir", "-p", f"{hooks.folder}/mnt"])

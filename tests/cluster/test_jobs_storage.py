@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from jobs import Site, check_end
+from jobs import Site, check_end, needs_fuse
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
+@needs_fuse
 def test_mount_that_does_not_answer(site: Site) -> None:
     """Rank 0 hangs in the kernel on n1, where the launcher runs, too; the second time n1 is left out."""
     job = site.submit("--steps 40", more="watch: {first_step_after: 8}\n")
