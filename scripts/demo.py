@@ -39,12 +39,16 @@ command: {command} --step-time {step_time:g}
 nodes: {nodes}
 spares: {spares}
 env: {{OMP_NUM_THREADS: "1"}}
+checkpoint: {{every: 1, storage_every: {every}}}
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How long the job trains: steps in all, steps between checkpoints, seconds that a step takes at least."""
+    """How long the job trains: steps in all, steps between those that storage gets, seconds that a step takes at least.
+
+    Every step is saved, in the memory of its node and of another one.
+    """
 
     steps: int
     every: int
@@ -53,12 +57,12 @@ class Size:
     @property
     def command(self) -> str:
         """The program's command; a step takes what it takes."""
-        return f"python train.py --steps {self.steps} --checkpoint-every {self.every}"
+        return f"python train.py --steps {self.steps} --checkpoint-every 1"
 
     @property
     def job(self) -> str:
         """The job file."""
-        return JOB.format(command=self.command, step_time=self.step_time, nodes=NODES, spares=SPARES)
+        return JOB.format(command=self.command, step_time=self.step_time, nodes=NODES, spares=SPARES, every=self.every)
 
 
 class Demo:
@@ -138,7 +142,7 @@ class Demo:
             self._look(follower)
 
     def _cut_power(self, seen: Seen) -> None:
-        """Cut the power of a training node that does not run the launcher, some steps after a checkpoint."""
+        """Cut the power of a training node that does not run the launcher, some steps after one that is on storage."""
         since = seen.step - seen.checkpoint
         early = seen.checkpoint < self.size.steps // 3
         if seen.job.get("state") != "running" or early or not self.size.every // 2 <= since < self.size.every - 1:
@@ -250,7 +254,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="demo", description=(__doc__ or "").replace("``", "`"), formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=80, help="steps that the job trains (default 80)")
-    parser.add_argument("--every", type=int, default=10, help="steps between checkpoints (default 10)")
+    parser.add_argument("--every", type=int, default=10, help="steps between those that go to storage (default 10)")
     parser.add_argument("--step-time", type=float, default=0.4, help="seconds that a step takes at least (default 0.4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found out to FILE")
     parser.add_argument("--keep", action="store_true", help="leave the sandbox and transomd running at the end")

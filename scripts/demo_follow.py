@@ -20,6 +20,7 @@ Json = dict[str, Any]
 POLL_S = 0.25
 RATE_OVER_S = 4.0
 _STEP = re.compile(r"step (?P<step>\d+) loss (?P<loss>\S+) loss_hex (?P<hex>\S+) time (?P<time>[\d.]+)s")
+_RESUMED = re.compile(r"transom\.tce: resumed from (step \d+) of epoch \d+: (.+)")
 _SAVED = re.compile(r"transom\.tce: step (\d+) of epoch \d+ is complete")
 
 
@@ -45,6 +46,7 @@ class Seen:
     steps: list[Step] = field(default_factory=list)
     expected: dict[int, str] = field(default_factory=dict)
     saved: int = 0
+    resumed: str = ""
     cut: str = ""
     cut_at: float | None = None
 
@@ -121,6 +123,7 @@ class Follower:
             lines = list(self._tails.setdefault(file, Tail(file.path)).lines())
             done = [found for line in lines if (found := _STEP.search(line))]
             self.seen.steps += _steps(file.epoch, done, time.time())
+            self.seen.resumed = next((f"{x[1]}: {x[2]}" for x in map(_RESUMED.search, lines) if x), self.seen.resumed)
             self.seen.saved = max(
                 [self.seen.saved, *(int(found[1]) for line in lines if (found := _SAVED.search(line)))]
             )

@@ -94,6 +94,7 @@ def report(seen: Seen) -> Report:
         "it stayed in one allocation": len(detail["attempts"]) == 1,
         "it was restarted once": len(launches) == 2,
         "the node that lost its power was drained, and no other": drained == [seen.cut],
+        "it went on from the nodes' memory, not from storage": "memory" in seen.resumed,
         "the loss of every step equals that without the fault": found.holds,
     }
     ended = float(job["finished_at"] or job["changed_at"])
@@ -117,7 +118,7 @@ def timeline(seen: Seen) -> Iterator[Moment]:
         "fenced": (incident.get("fenced_at"), f"nothing of epoch {incident.get('epoch')} is left to write"),
         "diagnosed": (incident.get("diagnosed_at"), f"{verdict}, confidence {incident.get('confidence')}"),
         "restarted": (incident.get("acted_at"), _restarted(launch, seen.detail["launches"][0])),
-        "first step": (launch.get("first_step_at"), _first(first)),
+        "first step": (launch.get("first_step_at"), _first(first, seen)),
         "first new step": (
             incident.get("recovered_at"),
             "" if last is None else f"step {last + 1}: back to where it was",
@@ -141,8 +142,8 @@ def _restarted(launch: Json, before: Json) -> str:
     return f"in the same allocation on {hosts(nodes)}, {hosts(new)} being the spare"
 
 
-def _first(step: int | None) -> str:
-    return "" if step is None else f"step {step}, from the checkpoint of step {step - 1}"
+def _first(step: int | None, seen: Seen) -> str:
+    return "" if step is None else f"step {step}, resumed from {seen.resumed or 'nothing'}"
 
 
 def proof(seen: Seen) -> Proof:

@@ -9,7 +9,6 @@ import fcntl
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from transomd.api.listen import Server
 from transomd.api.server import Api
 from transomd.doctor import exit_code
 from transomd.errors import SpecError, TransomError
+from transomd.launch.ports import free_port
 from transomd.log import FORMATS, Inbox, set_up
 from transomd.modes import load
 from transomd.operations import Operations
@@ -147,9 +147,8 @@ class Daemon:
         # Launchers of running jobs know the old port, so a restarted daemon must come back to it.
         with contextlib.suppress(OSError, ValueError):
             return int(kept.read_text())
-        with socket.socket() as sock, listening("listen", where):
-            sock.bind(where)
-            port: int = sock.getsockname()[1]
+        with listening("listen", where):
+            port = free_port(where[0])
         kept.write_text(str(port))
         return port
 

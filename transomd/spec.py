@@ -41,11 +41,15 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
 
 
 class CheckpointSpec(Part):
-    """Where checkpoints go, how many complete ones are kept, and how often the program says it saves (shown only)."""
+    """Where checkpoints go, how many complete ones are kept, and how often the program says it saves (shown only).
+
+    ``storage_every``: of the steps that are saved, those that it divides go to storage; None: as the program says.
+    """
 
     dir: Line = ""
     keep: int = Field(default=3, ge=1)
     every: Every = None
+    storage_every: int | None = Field(default=None, ge=1)
 
 
 class HealthSpec(Part):

@@ -104,6 +104,13 @@ def _nodes_away(job: SlurmJob, nodes: Mapping[str, SlurmNode]) -> Stuck | None:
     return Stuck(job, cause, f"scontrol show node {fold(node.name for node in away)}")
 
 
+def _too_large(job: SlurmJob, nodes: Mapping[str, SlurmNode], now: float) -> Stuck:
+    cause = (
+        f"asks for what its partition never gives: it has {len(_partition(job, nodes))} nodes, and limits of its own"
+    )
+    return Stuck(job, cause, f"scontrol show partition {job.partition}   # then: scancel {job.job_id}")
+
+
 def _completing(job: SlurmJob, nodes: Mapping[str, SlurmNode], busy: frozenset[str], now: float) -> Stuck | None:
     if job.end_time is None or now - job.end_time < COMPLETING_S:
         return None
@@ -147,4 +154,7 @@ _RULES: Mapping[str, _Rule] = {
     "begintime": _begin_time,
     "dependencyneversatisfied": _dependency,
     "resources": _resources,
+    "partitionconfig": _too_large,
+    "partitionnodelimit": _too_large,
+    "partitiontimelimit": _too_large,
 }

@@ -33,7 +33,7 @@ class Node:
     def start(self) -> None:
         """Start the keeper, at the port that it had before."""
         argv = [sys.executable, "-m", "transomd.tce.keeper", f"--socket={self.socket}", "--stay"]
-        argv += [f"--token={self.token}", f"--port={self.port}"]
+        argv += [f"--token-file={self.token}", f"--port={self.port}"]
         env = {**os.environ, "TRANSOM_CHECKPOINT_MEMORY": self.memory}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(argv, env=env, stderr=log)

@@ -60,6 +60,13 @@ def test_other_held_jobs() -> None:
     assert "90 s" in found[3].cause
 
 
+@pytest.mark.parametrize("reason", ["PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit"])
+def test_a_job_that_no_partition_of_this_form_ever_starts(reason: str) -> None:
+    (found,) = stuck_jobs([job("PENDING", reason, job_id=5)], nodes(n1="IDLE", n2="ALLOCATED"), now=NOW)
+    assert found.command.startswith("scontrol show partition ")
+    assert "never gives" in found.cause
+
+
 @pytest.mark.parametrize(
     "waiting",
     [

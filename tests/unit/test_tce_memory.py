@@ -53,6 +53,17 @@ def loaded(directory: Path, **settings: Any) -> int | None:
     return step
 
 
+def skipped_of(directory: Path) -> int:
+    """What the keeper says, as ``transom status`` shows it."""
+    link = connect(directory, start=False)
+    assert link is not None
+    try:
+        told, _ = link.ask("status")
+        return int(told["ranks"][0]["skipped"])
+    finally:
+        link.close()
+
+
 def complete(directory: Path) -> list[int]:
     return sorted(c.step for c in list_checkpoints(directory) if c.complete)
 
@@ -237,9 +248,19 @@ def test_saves_faster_than_storage_skip_and_say_so(
     assert all(handle.done("memory") for handle in handles)
     os.kill(stalled[0], signal.SIGCONT)
     handles[-1].wait(timeout=20)
+    engine.save(30, state_of(30)).wait(timeout=20)
+    assert skipped_of(directory) == engine.skipped
     engine.close()
-    assert loaded(directory) == 29
+    assert loaded(directory) == 30
     assert all(verify(c.path) == [] for c in list_checkpoints(directory) if c.complete)
+
+
+def test_a_step_that_storage_is_not_to_get_is_none_that_was_skipped(directory: Path) -> None:
+    with CheckpointEngine(directory, storage_every=4) as engine:
+        for step in range(1, 5):
+            handle = engine.save(step, state_of(step))
+        handle.wait(timeout=20)
+        assert (engine.skipped, skipped_of(directory)) == (0, 0)
 
 
 def test_the_policy_wait_waits_and_skips_nothing(directory: Path) -> None:

@@ -104,6 +104,8 @@ def test_while_slurm_is_unknown_no_drain_is_gone() -> None:
     assert clearings.look(SlurmView(nodes={}, nodes_at=2.0)) == []
     fine = SlurmNode("n1", NodeStatus("IDLE"), "IDLE")
     assert clearings.look(SlurmView(nodes={"n1": fine}, nodes_at=3.0)) == ["n1"]
+    assert clearings.look(SlurmView(nodes={"n1": fine}, nodes_at=3.0)) == ["n1"], "until it is noted"
+    clearings.note("n1", 3.0)
     assert clearings.at == {"n1": 3.0}
     assert clearings.look(SlurmView(nodes={"n1": fine}, nodes_at=4.0)) == []
 

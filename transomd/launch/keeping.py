@@ -48,7 +48,7 @@ class Keeping:
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "transomd.tce.keeper", f"--socket={self.path}", "--stay"),
-                    *(f"--token={self._token_file}", f"--port={self.port}"),
+                    *(f"--token-file={self._token_file}", f"--port={self.port}"),
                     stdin=asyncio.subprocess.DEVNULL,
                 )
                 self._tell()

@@ -13,8 +13,10 @@ _KERNELS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT = (32768, 60999)
 
 
-def free_port() -> int:
+def free_port(address: str = "") -> int:
     """Return a TCP port that nobody has bound, and that the kernel gives to no connection by itself.
+
+    Raises OSError for an address that is not this machine's.
 
     The program binds it a second or more later: one of the kernel's own range may be a connection's by then, of the
     program's own ranks too, and the launch fails with ``Address already in use``.
@@ -23,8 +25,8 @@ def free_port() -> int:
     ours = [*range(FIRST, min(low, LAST + 1)), *range(max(high + 1, FIRST), LAST + 1)]
     for port in random.sample(ours, min(TRIES, len(ours))):
         with contextlib.suppress(OSError):
-            return _bound(port)
-    return _bound(0)
+            return _bound(address, port)
+    return _bound(address, 0)
 
 
 def kernels_range() -> tuple[int, int]:
@@ -36,8 +38,8 @@ def kernels_range() -> tuple[int, int]:
         return _DEFAULT
 
 
-def _bound(port: int) -> int:
+def _bound(address: str, port: int) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.bind(("", port))
+        sock.bind((address, port))
         found: int = sock.getsockname()[1]
         return found

@@ -66,6 +66,7 @@ def program_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
         "TRANSOM_EPOCH": str(plan.epoch),
         "TRANSOM_CHECKPOINT_DIR": spec.checkpoint.dir,
         "TRANSOM_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
+        "TRANSOM_CHECKPOINT_STORAGE_EVERY": str(spec.checkpoint.storage_every or ""),
         "TRANSOM_RESUME_STEP": "" if plan.resume_step is None else str(plan.resume_step),
         "MASTER_ADDR": plan.nodes[0],
         "MASTER_PORT": str(plan.master_port),

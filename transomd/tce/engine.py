@@ -181,7 +181,9 @@ class CheckpointEngine:
         if self._memory is not None and memory is not None and not memory.owned:
             self._memory.resumed(found, own=(epoch, step) in memory.staged)
         self.resumed_from = memory.source if memory is not None and found.memory else "storage"
-        log.info("resumed from step %d of epoch %d, from %s", step, epoch, self.resumed_from)
+        exchange = restore.group_exchange(self.world_size)
+        everyones = [self.resumed_from] if exchange is None else exchange(self.resumed_from)
+        log.info("resumed from step %d of epoch %d: %s", step, epoch, _from_where(everyones))
 
     def close(self, timeout: float = 600.0) -> None:
         """Wait until what was saved is on the disk, at most ``timeout`` seconds; complete what can be completed.
@@ -280,6 +282,17 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+
+def _from_where(everyones: Sequence[str]) -> str:
+    """Say where the ranks, in their order, have their state from."""
+    ranks: dict[str, list[int]] = {}
+    for rank, source in enumerate(everyones):
+        ranks.setdefault(source, []).append(rank)
+    if len(ranks) == 1:
+        return f"from {everyones[0]}"
+    told = {source: f"rank {them[0]}" if len(them) == 1 else f"{len(them)} ranks" for source, them in ranks.items()}
+    return ", ".join(f"{who} from {source}" for source, who in told.items())
 
 
 def _names(replicated: Iterable[str]) -> Iterable[str]:

@@ -163,7 +163,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--socket", required=True, type=Path)
     parser.add_argument("--stay", action="store_true", help="end only when told to, or when whoever started it ends")
     parser.add_argument("--daemon", action="store_true", help="go on in the background once it listens")
-    parser.add_argument("--token", type=Path, help="the file with the secret of this job's keepers, who may then call")
+    parser.add_argument(
+        "--token-file", type=Path, help="the file with the secret of this job's keepers, who may then call"
+    )
     parser.add_argument("--port", type=int, default=0, help="where they call")
     return parser.parse_args(argv)
 
@@ -185,8 +187,8 @@ def main(argv: list[str] | None = None) -> int:
             ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
         lower_priority()
         keeper = Keeper(listener, options.stay)
-        if options.token is not None:
-            keeper.open(options.token, options.port)
+        if options.token_file is not None:
+            keeper.open(options.token_file, options.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop())
         keeper.run()

@@ -5,7 +5,7 @@ A drain that is gone was lifted by somebody, by ``transom undrain`` or by ``scon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from transom_sql.records import Event, NodeRecord
@@ -39,23 +39,21 @@ class Clearings:
         self._drained.discard(node)
 
     def look(self, slurm: SlurmView) -> list[str]:
-        """Compare with what Slurm showed before, and return the nodes whose drain is gone. Unknown changes nothing."""
+        """Return the nodes whose drain is gone, until that is noted. Unknown changes nothing."""
         nodes = slurm.nodes
         if nodes is None:
             return []
         lifted = sorted(name for name in self._drained if name in nodes and not nodes[name].status.drain)
-        for name in lifted:
-            self.note(name, slurm.nodes_at)
         self._drained |= {name for name, node in nodes.items() if node.status.drain}
         return lifted
 
 
-def record_lifted(store: Store, names: Iterable[str], at: Mapping[str, float]) -> None:
+def record_lifted(store: Store, names: Iterable[str], at: float) -> None:
     """Record that drains are gone, with an event each; on the store's thread."""
     nodes, events = [], []
     for name in names:
-        old = store.node(name) or NodeRecord(name=name, changed_at=at[name])
-        nodes.append(replace(old, data={**old.data, KEY: at[name]}))
+        old = store.node(name) or NodeRecord(name=name, changed_at=at)
+        nodes.append(replace(old, data={**old.data, KEY: at}))
         said = f"{name} is back in service; what its kernel log said before counts no more"
-        events.append(Event(at=at[name], kind="cleared", node=name, message=said))
+        events.append(Event(at=at, kind="cleared", node=name, message=said))
     store.commit(Change(nodes=nodes, events=events))

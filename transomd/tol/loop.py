@@ -215,13 +215,19 @@ class Operator:
         self._observer.news()
         self._hearing.count(self._views.values(), self._settings)
         async with self._lock:
-            lifted = self.clearings.look(self._observer.world().slurm)
-            if lifted:
-                await self.db(record_lifted, self._store, lifted, self.clearings.at)
+            await self._record_lifted(self._observer.world().slurm)
             written = await self._settle_all(list(self._views))
             drains = await self._grant_drains()
             acts = await self._start_acts()
         return f"{len(self._views)} jobs, {written} decisions recorded, {drains} drains granted, {acts} acts begun"
+
+    async def _record_lifted(self, slurm: SlurmView) -> None:
+        lifted = self.clearings.look(slurm)
+        if lifted:
+            # Recorded before it is noted: what the database refuses is looked at again in the next cycle.
+            await self.db(record_lifted, self._store, lifted, slurm.nodes_at)
+        for name in lifted:
+            self.clearings.note(name, slurm.nodes_at)
 
     def _overdue(self) -> set[int]:
         now = self._clock()

@@ -133,7 +133,7 @@ class Desk:
         elif asked == "release":
             self._release(guest)
         elif asked == "staged":
-            self._tenant(guest).ring()
+            self._tenant(guest).ring(int(message["skipped"]))
         elif asked == "quarantine":
             self._quarantine(guest, message)
         elif asked == "resumed":

@@ -107,8 +107,9 @@ class Tenant:
         """A later start has had its look at what is here, and is gone again."""
         self._visited, self._stay_until = True, 0.0
 
-    def ring(self) -> None:
-        """Something was staged."""
+    def ring(self, skipped: int = 0) -> None:
+        """Something was staged; ``skipped`` is how many steps the program has counted that storage will not get."""
+        self.skipped = max(self.skipped, skipped)
         newest = next(iter(self.staged()), None)
         if newest is not None and self.newest.get("memory", (None, None))[:2] != (newest[2].step, newest[2].epoch):
             self.newest["memory"] = (newest[2].step, newest[2].epoch, time.time())
@@ -370,5 +371,7 @@ class Tenant:
         for arena, slot, state in self.staged():
             if (state.epoch, state.step) < (epoch, step) and arena.settled(slot) < state.seq:
                 arena.settle(slot, state.seq)
+                if not self._due(state):
+                    continue
                 self.skipped += 1
                 self._tell(self, {"t": "skipped", "step": state.step, "epoch": state.epoch, "by": step})

@@ -86,7 +86,7 @@ class MemoryTier:
             arena.set_state(slot, state)
             self.ledger.add(handle)
             with contextlib.suppress(OSError):
-                self._tell("staged")
+                self._tell("staged", skipped=self.ledger.skipped)
             return ""
 
     def _arena_for(self, size: int) -> Arena:
@@ -225,7 +225,7 @@ class MemoryTier:
             if state.state == STAGED and (state.step, state.epoch) == (step, epoch) and not self._arena.used(slot):
                 self._seq += 1
                 self._arena.set_state(slot, replace(state, epoch=self._store.writer.epoch, seq=self._seq))
-                self._tell("staged")
+                self._tell("staged", skipped=self.ledger.skipped)
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class MemoryTier:
         if self._arena is not None and os.getpid() == self._pid:
             self._attach()
             self._ask_for_arena(self._arena.slot_bytes)
-            self._tell("staged")
+            self._tell("staged", skipped=self.ledger.skipped)
 
     def _tell(self, op: str, **details: object) -> None:
         if self._link is not None:
