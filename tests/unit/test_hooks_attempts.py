@@ -35,6 +35,16 @@ async def test_an_attempt_that_a_prolog_ended_is_replaced_without_its_node(reque
     assert first.slurm_job_id == slurm_job
 
 
+async def test_slurmctld_ends_the_job_before_it_drains_the_node() -> None:
+    world = SimWorld(6)
+    slurm_job, nodes = await _started(world)
+    world.slurm.cancel_by_person(slurm_job)
+    await world.run(2)
+    world.slurm.drain_by_person(nodes[1], "Prolog error", user="root")
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert nodes[1] in world.store.attempts(1)[1].excluded
+
+
 async def test_a_persons_scancel_is_no_prologs() -> None:
     world = SimWorld(6)
     slurm_job, _ = await _started(world)

@@ -27,6 +27,8 @@ from transomd.words import (
     LauncherPhase,
 )
 
+PROLOG_SETTLE_S = 4.0
+"""How long after a job's end a node may still be drained for its prolog, and one more, as Slurm tells whole seconds."""
 LEAVE_S = 10.0
 """How long a launcher that is no batch script gets to leave before its allocation is ended by scancel."""
 
@@ -261,12 +263,19 @@ def final_end(view: JobView, world: World, job: SlurmJob, now: float) -> Decisio
         return completed(view, now)
     if base != "CANCELLED" or view.intent(facts.cancel_key(view.attempt)) is not None:
         return None
-    if world.slurm.nodes is None:
-        said = f"Slurm job {job.job_id} is cancelled; looking whether a prolog failed"
-        return stay(view, said, wants=(Want(kind="slurm", since=now),))
-    if prolog_failed(view, world, job):
+    if world.slurm.nodes is not None and prolog_failed(view, world, job):
         return None
+    settled = _prolog_settled(view, job)
+    if world.slurm.nodes is None or world.slurm.nodes_at < settled:
+        said = f"Slurm job {job.job_id} is cancelled; looking whether a prolog failed"
+        return stay(view, said, wants=(Want(kind="slurm", since=max(now, settled)),), wake_at=settled or None)
     return cancelled(view, now, f"Slurm job {job.job_id} was cancelled by a person")
+
+
+def _prolog_settled(view: JobView, job: SlurmJob) -> float:
+    """When the nodes of a cancelled job say whether its prolog failed: slurmctld ends the job first, then drains."""
+    began = job.start_time is not None and facts.fitting_report(view) is None
+    return (job.end_time or 0.0) + PROLOG_SETTLE_S if began else 0.0
 
 
 def allocation_ended(view: JobView, world: World, job: SlurmJob | Absence, now: float) -> Decision | None:
