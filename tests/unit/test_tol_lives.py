@@ -12,6 +12,7 @@ from transom_slurm.fake import SubmitFate
 from transom_sql.records import Intent
 
 from transomd.tee.types import Evidence
+from transomd.tol.attempts import next_attempt
 from transomd.words import Action, Blame, FailureClass, JobState, LauncherPhase, Role
 
 
@@ -89,6 +90,26 @@ async def test_a_lost_node_is_replaced_by_the_spare_and_drained_once_slurm_says_
     assert incident.recovered_at is not None
     assert incident.drained_at is not None
     assert len(world.slurm.accepted) == 1
+
+
+async def test_a_node_that_somebody_has_seen_to_is_left_out_no_more() -> None:
+    world = SimWorld(8)
+    await world.start_daemon()
+    await world.submit({"nodes": 3, "spares": 0})
+    world.at_step(8, lambda _: world.power_loss("n2"))
+    assert await world.end() is JobState.COMPLETED, world.story()
+    await world.until(world.drained, "n2 is drained", 100)
+    assert world.operator is not None
+
+    def left_out() -> tuple[str, ...]:
+        assert world.operator is not None
+        return next_attempt(world.view(), world.operator.world(), world.now).excluded
+
+    assert left_out() == ("n2",)
+    world.slurm.resume_by_person("n2")
+    await world.run(5)
+    assert left_out() == ()
+    await world.close()
 
 
 async def test_a_site_that_observes_drains_nothing() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from transom_sql.records import Attempt, Intent
+from transom_slurm.types import SlurmNode
+from transom_sql.records import Attempt, Incident, Intent
 
 from transomd.tol import facts
+from transomd.tol.drains import drain_key
 from transomd.tol.view import JobView, World
 from transomd.words import IntentKind, IntentState
 
@@ -25,20 +27,31 @@ def next_attempt(view: JobView, world: World, now: float) -> Attempt:
 
 
 def _excluded(view: JobView, world: World, now: float) -> tuple[str, ...]:
-    """Exclusions expire, and the oldest give way where Slurm could not give enough nodes any more."""
-    recent = {n for i in view.incidents if now - i.detected_at < EXCLUDE_FOR_S for n in i.nodes}
+    """Exclusions expire, end with a drain that is lifted, and the oldest give way where too few nodes would be left."""
+    blamed = {n: i for i in sorted(view.incidents, key=lambda i: i.detected_at) for n in i.nodes}
+    recent = {n for n, i in blamed.items() if now - i.detected_at < EXCLUDE_FOR_S}
     older = [n for n in view.attempt.excluded if n in recent and n not in view.attempt.barred]
     excluded = [*older, *view.attempt.barred]
     nodes = world.slurm.nodes
     if nodes is None:
         return tuple(excluded)
     wanted = set(view.spec.partition.split(",")) if view.spec.partition else set()
-    pool = {n.name for n in nodes.values() if not wanted or wanted & set(n.partitions)}
+    pool = {n.name for n in nodes.values() if _in_service(n) and (not wanted or wanted & set(n.partitions))}
     # sbatch refuses a whole request for one name that it does not know.
-    excluded = [n for n in excluded if n in nodes]
+    excluded = [n for n in excluded if n in nodes and not (n in blamed and _lifted(view, blamed[n], nodes[n]))]
     while excluded and len(pool - set(excluded)) < view.spec.total_nodes:
         excluded.pop(0)
     return tuple(excluded)
+
+
+def _in_service(node: SlurmNode) -> bool:
+    return not node.status.drain and node.status.base != "DOWN"
+
+
+def _lifted(view: JobView, incident: Incident, node: SlurmNode) -> bool:
+    """Whether a node was drained for an incident and is in service again: somebody has seen to it."""
+    drain = view.intent(drain_key(node.name, incident))
+    return drain is not None and drain.state == IntentState.DONE and _in_service(node)
 
 
 def submit_intent(attempt: Attempt, now: float) -> Intent:

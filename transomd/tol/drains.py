@@ -44,12 +44,17 @@ def _drain_for(node: SlurmNode, checks: Sequence[str], settings: Settings) -> st
     return ""
 
 
+def drain_key(node: str, incident: Incident) -> str:
+    """Return the key of the drain of a node for an incident."""
+    return f"drain:{node}:{incident.id}"
+
+
 def drain_intent(incident: Incident, node: str, check: str, now: float) -> Intent:
     """Return the intent that drains a node for an incident."""
     # The first sentence says what happened; the others say what is done about it, and this is being done.
     summary = " ".join(incident.summary.split()).partition(". ")[0][:120]
     return Intent(
-        key=f"drain:{node}:{incident.id}",
+        key=drain_key(node, incident),
         kind=IntentKind.DRAIN.value,
         state=IntentState.PENDING.value,
         created_at=now,
