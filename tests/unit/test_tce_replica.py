@@ -187,7 +187,7 @@ def test_a_flipped_bit_in_the_copy_is_found_and_the_next_tier_used(directory: Pa
         pair([n2, n3], {}, epoch=2)
         on(n3)
         assert loaded(directory, "storage") == 2
-        assert n2.copies() == [1]
+        assert wait_for(lambda: n2.copies() == [1], 10)
         assert "damaged in memory" in n2.log.read_text()
         engine.close(0)
 
