@@ -23,7 +23,7 @@ FOREIGN = ("cli", "slurm", "sql", "tests", "docs", "scripts")
 OF_TRAINING = {"numpy", "torch"}
 """What the environment of a training program has of its own."""
 
-OF_EXTRAS = {"aiohttp", "alembic", "asyncssh", "pyslurm", "sqlalchemy"}
+OF_EXTRAS = {"aiohttp", "alembic", "asyncssh", "prometheus_client", "pyslurm", "sqlalchemy"}
 """What an extra brings; only the head node's side may need it."""
 
 WITHOUT_EXTRAS = ("transom_cli", "transomd.launch", "transomd.tce", "transomd.tee", "transomd.train")
