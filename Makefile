@@ -24,12 +24,13 @@ chaos: ## The slow tests, then random faults on three training jobs for 10 minut
 	$(PYTHON) -m pytest -n 2 -m slow tests/cluster
 	$(PYTHON) tests/chaos/run.py
 
-bench: ## Measure recovery beside sbatch --requeue, both Slurm clients, the store and the prolog (root; about 40 minutes)
+bench: ## Measure recovery beside sbatch --requeue, both Slurm clients, the store, the prolog and checkpoints (root; about an hour)
 	@scripts/bootstrap
 	$(PYTHON) tests/bench/recovery.py
 	$(PYTHON) tests/bench/slurm_clients.py
 	$(PYTHON) tests/bench/store_million.py
 	$(PYTHON) tests/bench/hooks_prolog.py
+	rm -rf build/bench && mkdir -p build/bench && $(PYTHON) tests/bench/checkpoint.py --dir build/bench
 
 check: ## Check formatting, lint and types
 	@scripts/bootstrap --python-only

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from transomd.launch.handshake import NotOfThisJob, greet, receive
+from transomd.launch.handshake import greet, receive
 from transomd.launch.hub import AgentGone, Hub
+from transomd.proof import NotOfThisJob
 
 TOKEN = "a-token-of-this-job-0123456789abcdef"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Any]]

@@ -7,17 +7,13 @@ a number that the other has just made up. Standard library only.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import secrets
-from hashlib import sha256
 from typing import Any
 
+from transomd.proof import NotOfThisJob, check, proof, text
+
 TIMEOUT_S = 10.0
-
-
-class NotOfThisJob(ValueError):
-    """The other side does not hold this job's token, or speaks something else."""
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, node: str, pid: int) -> None:
@@ -25,8 +21,8 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, toke
     mine = secrets.token_hex(16)
     _send(writer, {"t": "hello", "node": node, "pid": pid, "nonce": mine})
     answer = await _receive(reader)
-    theirs = _text(answer, "nonce")
-    _check(answer, _proof(token, "launcher", mine, theirs, node))
+    theirs = text(answer, "nonce")
+    check(answer, _proof(token, "launcher", mine, theirs, node))
     _send(writer, {"t": "proof", "proof": _proof(token, "agent", mine, theirs, node)})
     await writer.drain()
 
@@ -34,16 +30,15 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, toke
 async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> str:
     """The launcher's side: the name of the node whose agent called. Raises as :func:`greet` does."""
     hello = await _receive(reader)
-    node, theirs, mine = _text(hello, "node"), _text(hello, "nonce"), secrets.token_hex(16)
+    node, theirs, mine = text(hello, "node"), text(hello, "nonce"), secrets.token_hex(16)
     _send(writer, {"t": "prove", "nonce": mine, "proof": _proof(token, "launcher", theirs, mine, node)})
     await writer.drain()
-    _check(await _receive(reader), _proof(token, "agent", theirs, mine, node))
+    check(await _receive(reader), _proof(token, "agent", theirs, mine, node))
     return node
 
 
 def _proof(token: str, who: str, agents: str, launchers: str, node: str) -> str:
-    told = json.dumps(["transom-agent-1", who, agents, launchers, node])
-    return hmac.new(token.encode(), told.encode(), sha256).hexdigest()
+    return proof(token, "transom-agent-1", who, agents, launchers, node)
 
 
 def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
@@ -59,15 +54,3 @@ async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise NotOfThisJob("no message")
     return message
-
-
-def _text(message: dict[str, Any], key: str) -> str:
-    value = message.get(key)
-    if not isinstance(value, str) or not 0 < len(value) < 256:
-        raise NotOfThisJob(f"no {key}")
-    return value
-
-
-def _check(message: dict[str, Any], expected: str) -> None:
-    if not hmac.compare_digest(_text(message, "proof").encode("utf-8", "replace"), expected.encode()):
-        raise NotOfThisJob("it does not hold this job's token")

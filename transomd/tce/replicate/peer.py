@@ -6,7 +6,6 @@ The token itself is never sent: each side answers a number that the other has ju
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import secrets
 import socket
@@ -14,10 +13,11 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 from xxhash import xxh3_128_digest
+
+from transomd.proof import NotOfThisJob, check, proof, text
 
 CHUNK = 4 << 20
 TIMEOUT_S = 10.0
@@ -33,10 +33,6 @@ _CHUNK = struct.Struct("<QI16s")
 
 class GaveWay(ConnectionError):
     """The transfer was broken off: the memory that it reads is wanted for something newer."""
-
-
-class NotOfThisJob(ConnectionError):
-    """The other side does not hold this job's token, or speaks something else."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +72,16 @@ class Peer:
         mine = secrets.token_hex(16)
         self.send({"nonce": mine})
         answer = self.receive()
-        theirs = _text(answer, "nonce")
-        _check(answer, _proof(token, "called", mine, theirs))
+        theirs = text(answer, "nonce")
+        check(answer, _proof(token, "called", mine, theirs))
         self.send({"proof": _proof(token, "caller", mine, theirs)})
         self._limit = LIMIT
 
     def welcome(self, token: str) -> None:
         """The side that was called: see that the caller is of this job."""
-        theirs, mine = _text(self.receive(), "nonce"), secrets.token_hex(16)
+        theirs, mine = text(self.receive(), "nonce"), secrets.token_hex(16)
         self.send({"nonce": mine, "proof": _proof(token, "called", theirs, mine)})
-        _check(self.receive(), _proof(token, "caller", theirs, mine))
+        check(self.receive(), _proof(token, "caller", theirs, mine))
         self._limit = LIMIT
 
     def send(self, message: dict[str, Any]) -> None:
@@ -161,17 +157,4 @@ class Peer:
 
 
 def _proof(token: str, who: str, caller: str, called: str) -> str:
-    told = json.dumps(["transom-keeper-1", who, caller, called])
-    return hmac.new(token.encode(), told.encode(), sha256).hexdigest()
-
-
-def _text(message: dict[str, Any], key: str) -> str:
-    value = message.get(key)
-    if not isinstance(value, str) or not 0 < len(value) < 256:
-        raise NotOfThisJob(f"no {key}")
-    return value
-
-
-def _check(message: dict[str, Any], expected: str) -> None:
-    if not hmac.compare_digest(_text(message, "proof").encode("utf-8", "replace"), expected.encode()):
-        raise NotOfThisJob("it does not hold this job's token")
+    return proof(token, "transom-keeper-1", who, caller, called)
