@@ -61,11 +61,12 @@ def test_power_loss_of_a_node_is_made_good_from_the_copy(site: Site) -> None:
     went_on = told(site, 2)
     assert {step for step, _ in went_on.values()} == {went_on[0][0]}
     assert went_on[0][0] >= copied.HELD
-    # n3 had rank 2 and n4 nothing: rank 1 is where the copy of n2 is, rank 2 comes from n3.
+    # n4 takes the place of n2, and has rank 1 from where its copy is; n1 and n3 keep their ranks, and what they staged.
+    assert site.detail(job)["launches"][-1]["nodes"] == ["n1", "n4", "n3"]
     assert [where for _, (_, where) in sorted(went_on.items())] == [
         "memory",
         "the copy of another node's memory",
-        "the copy of another node's memory",
+        "memory",
     ]
     assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}
 

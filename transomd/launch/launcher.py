@@ -36,6 +36,7 @@ from transomd.launch import stages
 from transomd.launch.aside import Aside
 from transomd.launch.daemon_link import DaemonLink
 from transomd.launch.hub import AgentGone, Hub
+from transomd.launch.order import arrange
 from transomd.launch.pairing import pair
 from transomd.launch.program import LaunchPlan, Program, slurm_env
 from transomd.launch.rundir import COMPLETED, RunDir
@@ -486,12 +487,11 @@ class Launcher:
     # --- a launch -----------------------------------------------------------------------------------------------
 
     async def _launch(self, order: LaunchOrder) -> None:
+        wanted = list(order.nodes)
+        order = replace(order, nodes=arrange(wanted, self._nodes_before(), self.options.nodes))
         epoch = await self._claim_epoch(order)
         if epoch is None:
             return
-        # Slurm places rank 0 on the first node in its own order, which is that of the allocation's list.
-        wanted = list(order.nodes)
-        order = replace(order, nodes=[n for n in self.options.nodes if n in wanted])
         self._past_step = order.past_step
         started = time.time()
         report = LaunchReport(
@@ -511,6 +511,13 @@ class Launcher:
             await self._start(order, epoch, port)
         except (AgentGone, OSError, ValueError) as error:
             await self._fail("start", f"epoch {epoch} could not be started: {error}")
+
+    def _nodes_before(self) -> list[str]:
+        """Return the nodes of the allocation's newest launch, by their ranks; a job's own script has Slurm's order."""
+        epochs = self.options.run_dir.epochs()
+        claim = self.options.run_dir.owner(f"epoch-{epochs[-1]:06d}") if epochs and not self.spec.script else {}
+        here = claim.get("slurm_job_id") == self.options.slurm_job_id
+        return list(claim.get("nodes", [])) if here else []
 
     def _resume_step(self, order: LaunchOrder) -> int | None:
         if order.resume_step is not None:
@@ -533,6 +540,7 @@ class Launcher:
             "generation": self.options.generation,
             "at": time.time(),
             "resume_step": order.resume_step,
+            "nodes": order.nodes,
         }
         while self.options.run_dir.claim(f"epoch-{epoch:06d}", me) is not me:
             epoch += 1
@@ -549,6 +557,7 @@ class Launcher:
             spec=self.spec,
             env=self.options.run_dir.environment(),
             left_out=tuple(n for n in self.options.nodes if n not in order.nodes),
+            arranged=order.nodes != arrange(order.nodes, (), self.options.nodes),
         )
         self._program = Program(self.options.run_dir, plan)
         self._logs = LogWatch(self._program.logs, self.spec, plan.nodes, self._progress())

@@ -19,7 +19,7 @@ from transomd.tce.memory.place import job_socket
 
 TASK_SCRIPT = """\
 #!/bin/bash
-export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" NODE_RANK="$SLURM_NODEID"
+export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" NODE_RANK="$((SLURM_PROCID / {a_node}))"
 cd {workdir} || exit 1
 {setup}
 exec {command}
@@ -30,11 +30,15 @@ SRUN_WRAPPER = """\
 exec {srun} --overlap {exclude}"$@"
 """
 SRUN_LOG = "srun.log"
+HOSTS = "hosts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """Everything that a launch is made of. ``nodes`` are in Slurm's own order: rank 0 runs on the first."""
+    """Everything that a launch is made of. ``nodes`` are in the order of their ranks: rank 0 runs on the first.
+
+    ``arranged``: that is not Slurm's own order.
+    """
 
     job_id: int
     attempt: int
@@ -45,6 +49,12 @@ class LaunchPlan:
     spec: JobSpec
     env: Mapping[str, str] = field(repr=False)
     left_out: tuple[str, ...] = ()
+    arranged: bool = False
+
+
+def tasks_a_node(spec: JobSpec) -> int:
+    """Return how many tasks srun starts on a node: one a rank, or one where torchrun makes the ranks."""
+    return spec.tasks_per_node if spec.launcher == "srun" else 1
 
 
 def slurm_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -80,18 +90,19 @@ def program_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def srun_argv(plan: LaunchPlan, task: Path, logs: Path) -> list[str]:
-    """Return the srun call: one task a rank, or one a node where torchrun makes the ranks.
+    """Return the srun call; it reads ``logs/hosts`` (:func:`hosts`) where the nodes are not in Slurm's own order.
 
     ``--kill-on-bad-exit=0``: when one rank fails, the others may still say why; the launcher ends them itself.
     """
-    a_node = plan.spec.tasks_per_node if plan.spec.launcher == "srun" else 1
+    a_node = tasks_a_node(plan.spec)
+    where = ["--distribution=arbitrary", f"--nodelist={logs / HOSTS}"] if plan.arranged else []
     return [
         "srun",
         "--overlap",
         f"--nodes={len(plan.nodes)}",
         f"--ntasks={len(plan.nodes) * a_node}",
         f"--ntasks-per-node={a_node}",
-        f"--nodelist={','.join(plan.nodes)}",
+        *(where or [f"--nodelist={','.join(plan.nodes)}"]),
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--mem=0",
@@ -102,16 +113,27 @@ def srun_argv(plan: LaunchPlan, task: Path, logs: Path) -> list[str]:
     ]
 
 
+def hosts(plan: LaunchPlan) -> str:
+    """Return the node of every task, a line each.
+
+    Slurm sorts the names of nodes. Only with ``--distribution=arbitrary`` are tasks where a file says (srun(1));
+    SLURM_NODEID is by the sorted names even then (seen with 22.05).
+    """
+    return "".join(f"{node}\n" * tasks_a_node(plan.spec) for node in plan.nodes)
+
+
 def task_script(spec: JobSpec) -> str:
     """Return the script that becomes one task: the job's setup lines, then its command."""
     command = f"bash -c {shlex.quote(spec.command)}"
     if spec.launcher == "torchrun":
         rendezvous = (
-            f'--nnodes="$NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.tasks_per_node}'
+            f'--nnodes="$NNODES" --node-rank="$NODE_RANK" --nproc-per-node={spec.tasks_per_node}'
             ' --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0'
         )
         command = f"bash -c {shlex.quote(f'exec torchrun {rendezvous} {spec.command}')}"
-    return TASK_SCRIPT.format(workdir=shlex.quote(spec.workdir), setup="\n".join(spec.setup), command=command)
+    return TASK_SCRIPT.format(
+        a_node=tasks_a_node(spec), workdir=shlex.quote(spec.workdir), setup="\n".join(spec.setup), command=command
+    )
 
 
 def script_env(plan: LaunchPlan) -> dict[str, str]:
@@ -159,6 +181,7 @@ class Program:
     def _tasks(self) -> list[str]:
         task = self.logs / "task.sh"
         _executable(task, task_script(self.plan.spec))
+        (self.logs / HOSTS).write_text(hosts(self.plan))
         return srun_argv(self.plan, task, self.logs)
 
     def _script(self, env: dict[str, str]) -> list[str]:
