@@ -19,7 +19,7 @@ from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Place, images
 from transomd.tce.memory.tenant import Tenant
 from transomd.tce.replicate import transfer
-from transomd.tce.replicate.copies import Copies, Offer, told
+from transomd.tce.replicate.copies import Copies, Offer, Told, told
 from transomd.tce.replicate.holdings import Holder, Holding, Step, decode, holdings, loadable
 from transomd.tce.replicate.peer import Peer
 
@@ -128,16 +128,24 @@ class Post:
             for entry in holder.staged() if holder.rank == message["rank"] else []:
                 arena, slot, state = entry
                 if (state.epoch, state.step) == (epoch, step) and arena.acquire(slot, state.seq):
+                    taken = False
                     try:
-                        offer = offer_of(str(message["directory"]), holder, entry)
-                        result, why = transfer.send(peer, offer, arena, slot, lambda: False, True)
-                        if result != transfer.DONE:
-                            log.warning("step %d of rank %d was not taken: %s", step, holder.rank, why)
-                            quarantine_if_damaged(holder, entry)
+                        taken = self._hand_to(peer, offer_of(str(message["directory"]), holder, entry), arena, slot)
                     finally:
+                        # Also where the other side hung up without a word, or the table is damaged.
+                        if not taken:
+                            quarantine_if_damaged(holder, entry)
                         arena.release(slot)
                     return
         peer.send({"t": "gone"})
+
+    @staticmethod
+    def _hand_to(peer: Peer, offer: Offer, arena: Arena, slot: int) -> bool:
+        """Whether the other side has it now. Raises OSError."""
+        result, why = transfer.send(peer, offer, arena, slot, lambda: False, True)
+        if result != transfer.DONE:
+            log.warning("step %d of rank %d was not taken: %s", offer.state.step, offer.rank, why)
+        return result == transfer.DONE
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -200,27 +208,33 @@ class Post:
 
 
 def offer_of(directory: str, holder: Holder, entry: tuple[Arena, int, SlotState]) -> Offer:
-    """What a held slot is offered as. Raises OSError where its digests are not taken or its table is damaged."""
+    """What a held slot is offered as; digests that its owner has not taken yet are taken now. Raises OSError."""
     arena, slot, state = entry
     try:
         table = arena.table(slot)
+        digests = told(holder.digests(entry)) or _digests_now(holder, entry)
     except ValueError as error:
         raise ConnectionError(str(error)) from error
-    return Offer(directory, holder.rank, state, table, told(holder.digests(entry)))
+    return Offer(directory, holder.rank, state, table, digests)
 
 
 def quarantine_if_damaged(holder: Holder, entry: tuple[Arena, int, SlotState]) -> bool:
     """Read a slot that the caller holds, and never use it again if it does not match its digests."""
-    arena, slot, state = entry
+    state, known = entry[2], told(holder.digests(entry))
     try:
-        parts = images(arena, slot, holder.table(entry))
-        good = told({part.name: tuple(digest_file(file) for file in part.files) for part in parts})
-        damaged = good != told(holder.digests(entry))
+        # Without digests nothing is known of its bytes: that is no damage.
+        damaged = _digests_now(holder, entry) != known and bool(known)
     except ValueError:
         damaged = True
     if damaged:
         holder.quarantine(state.epoch, state.step)
     return damaged
+
+
+def _digests_now(holder: Holder, entry: tuple[Arena, int, SlotState]) -> Told:
+    """Of the bytes as they are; ValueError if the table is damaged."""
+    parts = images(entry[0], entry[1], holder.table(entry))
+    return told({part.name: tuple(digest_file(file) for file in part.files) for part in parts})
 
 
 def _next(

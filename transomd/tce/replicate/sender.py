@@ -42,6 +42,8 @@ class Sender:
         self._sent: dict[Key, tuple[int, int, int]] = {}
         self._put_off: dict[Key, tuple[SlotState, float]] = {}
         self._later: dict[Key, float] = {}
+        self._refusals: dict[Key, tuple[tuple[int, int, int], float]] = {}
+        self._pauses: dict[Key, float] = {}
         self._retry_s = FIRST_RETRY_S
         self._bell = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
@@ -57,6 +59,7 @@ class Sender:
         if partner != self._partner:
             self._partner = partner
             self._sent, self._put_off, self._later, self.problem = {}, {}, {}, ""
+            self._refusals, self._pauses = {}, {}
         self.ring()
 
     def ring(self) -> None:
@@ -85,7 +88,8 @@ class Sender:
 
     def _wait_s(self) -> float | None:
         now = time.monotonic()
-        return min((max(0.001, at - now) for at in self._later.values()), default=None)
+        ends = [*self._later.values(), *(end for _, end in self._refusals.values())]
+        return min((max(0.001, end - now) for end in ends), default=None)
 
     def _keys(self) -> list[Key]:
         return [(str(tenant.directory), tenant.rank) for tenant in self._tenants()]
@@ -119,11 +123,19 @@ class Sender:
         Ranks that copy different steps would share none. So first what another node has begun to copy; of several that
         wait, the one whose number is roundest, which all ranks see alike.
         """
-        last = self._sent.get(key, (-1, -1, -1))
+        last = max(self._sent.get(key, (-1, -1, -1)), self._refused_until_now(key))
         new = [entry for entry in tenant.staged() if entry[2].order > last]
         ready = [entry for entry in new if tenant.digested(entry)]
         begun = self._begun.get(key[0])
         return max(ready, key=lambda entry: _rank_of(entry[2], begun), default=None)
+
+    def _refused_until_now(self, key: Key) -> tuple[int, int, int]:
+        """What the partner did not take a moment ago: that, and what is older, is not offered before its time."""
+        order, end = self._refusals.get(key, ((-1, -1, -1), 0.0))
+        if end > time.monotonic():
+            return order
+        self._refusals.pop(key, None)
+        return -1, -1, -1
 
     def _copy(self, tenant: Tenant, key: Key, entry: Entry, partner: Address, peer: Peer) -> None:
         arena, slot, state = entry
@@ -136,7 +148,8 @@ class Sender:
             return
         if result == transfer.DONE:
             self._sent[key] = state.order
-            self._put_off.pop(key, None)
+            for there in (self._put_off, self._refusals, self._pauses):
+                there.pop(key, None)
             self.problem = ""
             tenant.replicated(state.step, state.epoch)
         elif result == transfer.LATER:
@@ -146,14 +159,17 @@ class Sender:
             self._refused(tenant, key, entry, why)
 
     def _refused(self, tenant: Tenant, key: Key, entry: Entry, why: str) -> None:
+        """What stood in its way may change (no room, a copy that is being read), so it is offered again, ever later."""
+        if quarantine_if_damaged(tenant, entry):
+            return
         state = entry[2]
-        if not quarantine_if_damaged(tenant, entry):
-            told = f"{self.partner} does not take the copy of step {state.step} of rank {tenant.rank}: {why}"
-            if told != self.problem:
-                log.warning("%s", told)
-            self.problem = told
-        # The next step is tried again.
-        self._sent[key] = state.order
+        told = f"{self.partner} does not take the copy of step {state.step} of rank {tenant.rank}: {why}"
+        if told != self.problem:
+            log.warning("%s", told)
+        self.problem = told
+        pause = self._pauses.get(key, FIRST_RETRY_S)
+        self._pauses[key] = min(2 * pause, LAST_RETRY_S)
+        self._refusals[key] = state.order, time.monotonic() + pause
 
     def _connected(self, partner: Address) -> Peer:
         if self._peer is None or self._peer_of != partner:
