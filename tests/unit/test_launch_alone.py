@@ -15,7 +15,8 @@ import pytest
 
 from transomd.api.wire import Directive, FailureReport, Grant, LauncherReport, LaunchOrder, LaunchReport
 from transomd.launch.daemon_link import DaemonLink
-from transomd.launch.launcher import ABSENT_S, ASK_AGAIN_S, Launcher, Options, Watch
+from transomd.launch.launcher import ABSENT_S, ASK_AGAIN_S, Launcher
+from transomd.launch.options import Options, Watch
 from transomd.launch.rundir import RunDir
 from transomd.spec import JobSpec
 from transomd.words import LauncherPhase
@@ -123,12 +124,12 @@ def launcher(tmp_path: Path, daemon: Daemon, clock: Clock, watch: Watch) -> tupl
     async def fit(nodes: list[str]) -> list[str]:
         return nodes
 
-    made._launch = launch  # type: ignore[method-assign]
+    made.runs.launch = launch  # type: ignore[method-assign]
     made._not_unfit = fit  # type: ignore[method-assign]
-    made.hub._heard = dict.fromkeys(options.nodes, time.monotonic() + 60)
+    made.agents.hub._heard = dict.fromkeys(options.nodes, time.monotonic() + 60)
     made._grant, made._restarts_left = Grant(restarts=1, until=time.time() + 600), 1
-    made.phase = LauncherPhase.FAILED
-    made.failure = FailureReport(epoch=1, detected_at=1.0, detected_by="exit")
+    made.course.phase = LauncherPhase.FAILED
+    made.course.failure = FailureReport(epoch=1, detected_at=1.0, detected_by="exit")
     return made, launched
 
 
@@ -160,15 +161,15 @@ async def test_a_launcher_that_waits_for_an_absent_daemon_asks_again_soon(tmp_pa
 
 async def test_a_renewed_grant_allows_restarts_again(tmp_path: Path, daemon: Daemon) -> None:
     made, _ = launcher(tmp_path, daemon, Clock(), Watch())
-    made.phase, made._restarts_left = LauncherPhase.RUNNING, 0
-    made.launches = [LaunchReport(epoch=1, nodes=["n1", "n2"], started_at=1.0)]
+    made.course.phase, made._restarts_left = LauncherPhase.RUNNING, 0
+    made.course.launches = [LaunchReport(epoch=1, nodes=["n1", "n2"], started_at=1.0)]
     await made._obey(Directive(gate="open", grant=Grant(restarts=1, until=time.time() + 600)))
     assert made._restarts_left == 1
 
 
 def test_progress_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path, daemon: Daemon) -> None:
     made, _ = launcher(tmp_path, daemon, Clock(), Watch(stall_after_s=5, first_step_after_s=10))
-    progress = made._progress()
+    progress = made.runs.progress()
     assert progress.stalled(time.monotonic()) is None
     assert progress.stalled(time.monotonic() + 11) is not None
 

@@ -14,7 +14,8 @@ import pytest
 from transomd.api.wire import LaunchOrder
 from transomd.launch.agent import Agent
 from transomd.launch.aside import Aside
-from transomd.launch.launcher import Launcher, Options, Watch
+from transomd.launch.launcher import Launcher
+from transomd.launch.options import Options, Watch
 from transomd.launch.rundir import COMPLETED, RunDir
 from transomd.spec import JobSpec
 from transomd.words import LauncherPhase
@@ -37,15 +38,15 @@ def launcher(run_dir: RunDir, nodes: tuple[str, ...] = ("n1", "n2")) -> Launcher
 async def test_never_started_on_fewer_nodes_than_asked_for(run_dir: RunDir) -> None:
     """A node of an earlier allocation in an order must not leave a program with a smaller world."""
     made = launcher(run_dir)
-    await made._launch(LaunchOrder(epoch=3, nodes=["n1", "n9"]))
-    assert made.phase is LauncherPhase.FAILED
-    assert "are not 2 nodes of this launcher's" in made.message
+    await made.runs.launch(LaunchOrder(epoch=3, nodes=["n1", "n9"]))
+    assert made.course.phase is LauncherPhase.FAILED
+    assert "are not 2 nodes of this launcher's" in made.course.message
 
 
 async def test_agents_of_an_earlier_allocation_do_not_count(run_dir: RunDir) -> None:
     made = launcher(run_dir)
-    made.hub._heard = {"n1": time.monotonic(), "n9": time.monotonic()}
-    assert made._alive() == ["n1"]
+    made.agents.hub._heard = {"n1": time.monotonic(), "n9": time.monotonic()}
+    assert made.agents.alive() == ["n1"]
 
 
 async def test_an_agent_ends_when_the_job_has_another_allocation(run_dir: RunDir, monkeypatch: Any) -> None:
@@ -109,13 +110,13 @@ async def test_agents_are_started_again_when_slurm_did_not(
     run_dir: RunDir, monkeypatch: Any, code: int | None, again: bool
 ) -> None:
     made, started = launcher(run_dir), []
-    made._agents = Ended(code)  # type: ignore[assignment]
-    made._agents_at = time.monotonic() - 60
+    made.agents._step = Ended(code)  # type: ignore[assignment]
+    made.agents._started_at = time.monotonic() - 60
 
     async def start(nodes: list[str]) -> None:
         started.append(nodes)
 
-    monkeypatch.setattr(made, "_start_agents", start)
-    made.hub._heard = {"n1": time.monotonic()}
-    await made._agents_again()
+    monkeypatch.setattr(made.agents, "start", start)
+    made.agents.hub._heard = {"n1": time.monotonic()}
+    await made.agents.again(())
     assert started == ([["n2"]] if again else [])

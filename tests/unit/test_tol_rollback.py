@@ -13,7 +13,8 @@ from transom_sql.records import Incident, Launch
 
 from transomd.api.views import job_json
 from transomd.api.wire import LauncherReport, LaunchOrder
-from transomd.launch.launcher import Launcher, Options, Watch
+from transomd.launch.launcher import Launcher
+from transomd.launch.options import Options, Watch
 from transomd.launch.rundir import RunDir
 from transomd.spec import JobSpec, PolicySpec
 from transomd.tee.types import Evidence, Verdict
@@ -151,8 +152,8 @@ async def test_a_launcher_on_its_own_goes_no_further_than_it_was_told(
     spec = JobSpec(name="t", command="true", nodes=1, workdir="/", checkpoint={"dir": str(tmp_path / "ck")})
     link: Any = None
     launcher = Launcher(options, link, spec, Watch())
-    assert await launcher._claim_epoch(LaunchOrder(epoch=2, nodes=["n1"], resume_step=30)) == 2
-    launcher._checkpoints = saved
+    assert await launcher.runs.claim_epoch(LaunchOrder(epoch=2, nodes=["n1"], resume_step=30)) == 2
+    launcher.folder.listed = saved
     assert launcher._still_back([2]) == step
 
 

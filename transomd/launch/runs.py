@@ -1,0 +1,252 @@
+"""The program's launches: claimed, started, watched, and ended, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import replace
+
+from transom_slurm.nodesets import fold
+
+from transomd.api.wire import FailureReport, LaunchOrder, LaunchReport
+from transomd.launch.agents import Agents
+from transomd.launch.course import Course
+from transomd.launch.folder import CheckpointFolder
+from transomd.launch.hub import AgentGone
+from transomd.launch.options import Options, Watch
+from transomd.launch.order import arrange
+from transomd.launch.pairing import pair
+from transomd.launch.program import LaunchPlan, Program
+from transomd.launch.rundir import COMPLETED
+from transomd.launch.watch import LogWatch
+from transomd.spec import JobSpec
+from transomd.tee import detect
+from transomd.tee.progress import DEFAULT_PATTERN, Progress, Stall
+from transomd.tee.types import Evidence
+
+log = logging.getLogger("transom.launcher")
+
+EVIDENCE_LIMIT = 200
+RANKS_S = 5.0
+"""How long the agents have to say what the ranks of a hung launch are doing."""
+PORT_S = 5.0
+"""How long an agent has to name a free port."""
+
+
+class Runs:
+    """Starts the program and ends it; what becomes of it is written to ``course``."""
+
+    def __init__(
+        self, options: Options, spec: JobSpec, watch: Watch, agents: Agents, folder: CheckpointFolder, course: Course
+    ) -> None:
+        self._options = options
+        self._spec = spec
+        self._watch = watch
+        self._agents = agents
+        self._folder = folder
+        self._course = course
+        self._program: Program | None = None
+        self._logs: LogWatch | None = None
+        self._bad_exit_at: float | None = None
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    async def launch(self, order: LaunchOrder) -> None:
+        """Start the program as ordered; that it could not be is a failure like another."""
+        wanted = list(order.nodes)
+        order = replace(order, nodes=arrange(wanted, self._nodes_before(), self._options.nodes))
+        epoch = await self.claim_epoch(order)
+        if epoch is None:
+            return
+        began = LaunchReport(
+            epoch=epoch, nodes=list(order.nodes), started_at=time.time(), resume_step=self._resume_step(order)
+        )
+        self._course.begin(began, order.past_step)
+        self._bad_exit_at = None
+        if len(order.nodes) != self._spec.nodes:
+            await self.fail("start", f"{fold(wanted)} are not {self._spec.nodes} nodes of this launcher's")
+            return
+        try:
+            await pair(self._agents.hub, epoch, order.nodes, self._agents.alive())
+            port = int(await self._agents.hub.ask(order.nodes[0], "port", PORT_S))
+            await self._start(order, epoch, port)
+        except (AgentGone, OSError, ValueError) as error:
+            await self.fail("start", f"epoch {epoch} could not be started: {error}")
+
+    def _nodes_before(self) -> list[str]:
+        """Return the nodes of the allocation's newest launch, by their ranks; a job's own script has Slurm's order."""
+        run_dir = self._options.run_dir
+        epochs = run_dir.epochs()
+        claim = run_dir.owner(f"epoch-{epochs[-1]:06d}") if epochs and not self._spec.script else {}
+        here = claim.get("slurm_job_id") == self._options.slurm_job_id
+        return list(claim.get("nodes", [])) if here else []
+
+    def _resume_step(self, order: LaunchOrder) -> int | None:
+        if order.resume_step is not None:
+            return order.resume_step
+        return self._folder.newest[0] if self._folder.newest else None
+
+    async def claim_epoch(self, order: LaunchOrder) -> int | None:
+        """Claim the order's epoch, or the next that is free and newer than any in the checkpoint folder.
+
+        None where another launcher has taken over.
+        """
+        run_dir = self._options.run_dir
+        if run_dir.newest_generation(self._options.attempt) > self._options.generation:
+            log.error("another launcher has taken over; starting nothing")
+            return None
+        await self._folder.look_for_epochs()
+        epoch = max(order.epoch, self._folder.newest_epoch + 1)
+        me = {
+            "slurm_job_id": self._options.slurm_job_id,
+            "generation": self._options.generation,
+            "at": time.time(),
+            "resume_step": order.resume_step,
+            "nodes": order.nodes,
+        }
+        while run_dir.claim(f"epoch-{epoch:06d}", me) is not me:
+            epoch += 1
+        return epoch
+
+    async def _start(self, order: LaunchOrder, epoch: int, port: int) -> None:
+        plan = LaunchPlan(
+            job_id=self._options.job_id,
+            attempt=self._options.attempt,
+            epoch=epoch,
+            nodes=tuple(order.nodes),
+            resume_step=order.resume_step,
+            master_port=port,
+            spec=self._spec,
+            env=self._options.run_dir.environment(),
+            left_out=tuple(n for n in self._options.nodes if n not in order.nodes),
+            arranged=order.nodes != arrange(order.nodes, (), self._options.nodes),
+        )
+        self._program = Program(self._options.run_dir, plan)
+        self._logs = LogWatch(self._program.logs, self._spec, plan.nodes, self.progress())
+        log.info("epoch %d starts on %s", epoch, fold(order.nodes))
+        await self._program.start(os.environ)
+
+    def progress(self) -> Progress:
+        """Return the progress of a launch that starts now."""
+        return Progress(
+            self._spec.watch.progress or DEFAULT_PATTERN,
+            now=time.monotonic(),
+            floor_s=self._watch.stall_after_s,
+            first_s=self._watch.first_step_after_s,
+        )
+
+    # --- watch ------------------------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """See how the program that runs is doing; what went wrong ends it."""
+        program, logs = self._program, self._logs
+        if program is None or logs is None:
+            return
+        final = program.rc is not None
+        await asyncio.to_thread(logs.poll, time.time(), final)
+        self._course.note_steps(logs)
+        if final:
+            await self._ended(program)
+            return
+        lost = self._agents.lost(self._course.nodes)
+        if lost:
+            await self.fail("heartbeat", f"{fold(lost)} stopped answering")
+            return
+        if logs.failing and self._bad_exit_at is None:
+            self._bad_exit_at = time.time()
+        if self._bad_exit_at is not None and time.time() - self._bad_exit_at > self._watch.exit_grace_s:
+            await self.fail("exit", logs.failing, detected_at=self._bad_exit_at)
+            return
+        stall = logs.stalled()
+        if stall is not None:
+            await self._hang(stall)
+
+    async def _ended(self, program: Program) -> None:
+        if program.rc == 0:
+            now = time.time()
+            self._options.run_dir.claim(COMPLETED, {"epoch": self._course.newest.epoch, "at": now})
+            self._course.complete(now)
+            log.info("the program ended with exit code 0")
+            return
+        await self.fail("exit", f"srun ended with exit code {program.rc}", detected_at=self._bad_exit_at)
+
+    async def _hang(self, stall: Stall) -> None:
+        """Before a hung launch is killed, take down what every rank is doing."""
+        launch = self._course.newest
+        answers = await self._agents.hub.ask_all(launch.nodes, "ranks", RANKS_S)
+        states = [
+            detect.ProcessState(rank=p["rank"], node=node, pid=p["pid"], state=p["state"])
+            for node, found in answers.items()
+            if isinstance(found, list)
+            for p in found
+            if p["rank"] is not None and p["epoch"] == launch.epoch
+        ]
+        evidence = detect.no_progress(stall, time.time(), states)
+        where = f" after step {stall.step}" if stall.step is not None else ""
+        await self.fail("stall", f"no progress for {stall.seconds:.0f} s{where}", more=evidence)
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    async def fail(
+        self, by: str, why: str, *, detected_at: float | None = None, more: list[Evidence] | None = None
+    ) -> None:
+        """End the launch and say how it failed."""
+        detected = detected_at or time.time()
+        launch, hub = self._course.newest, self._agents.hub
+        log.info("epoch %d failed (%s): %s", launch.epoch, by, why)
+        evidence = list(more or [])
+        lost = self._agents.lost(launch.nodes)
+        for node in lost:
+            evidence.append(detect.heartbeat_lost(node, time.time() - (hub.silent_for(node) or 0.0)))
+        unfenced = await self.end()
+        if self._logs is not None:
+            await asyncio.to_thread(self._logs.poll, time.time(), True)
+            self._course.note_steps(self._logs)
+            evidence += self._logs.evidence(hub.addresses())
+        failure = FailureReport(
+            epoch=launch.epoch,
+            detected_at=detected,
+            detected_by=by,
+            evidence=[e.to_json() for e in evidence[:EVIDENCE_LIMIT]],
+            lost_nodes=lost,
+            fenced_at=time.time(),
+            unfenced=unfenced,
+        )
+        self._course.fail(failure, why, time.time())
+
+    async def take_over(self) -> None:
+        """End what an older launcher started, and report it as failed."""
+        epochs, nodes = self._options.run_dir.epochs(), self._options.nodes
+        self._course.changed = True
+        if not epochs:
+            return
+        detected = time.time()
+        unfenced = await self._agents.kill(epochs[-1], nodes)
+        failure = FailureReport(
+            epoch=epochs[-1],
+            detected_at=detected,
+            detected_by="takeover",
+            lost_nodes=self._agents.lost(nodes),
+            fenced_at=time.time(),
+            unfenced=unfenced,
+        )
+        self._course.fail(failure, "its launcher was lost", time.time())
+
+    async def end(self, *, grace_s: float = 0.0) -> list[str]:
+        """End every process of the launch on every node that answers; return the nodes that do not."""
+        if not self._course.launches:
+            return []
+        launch = self._course.newest
+        unfenced = await self._agents.kill(launch.epoch, launch.nodes, grace_s=grace_s)
+        if self._program is not None:
+            await self._program.stop()
+            self._program = None
+        return unfenced
+
+    def abandon(self) -> None:
+        """Leave the program to another launcher."""
+        if self._program is not None:
+            self._program.abandon()
+            self._program = None
