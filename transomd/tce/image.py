@@ -23,7 +23,8 @@ Pieces = Callable[[], Iterable[Piece]]
 class FileImage:
     """One file to be. ``pieces`` yields what precedes the tensors, then each tensor in the order of ``records``.
 
-    ``known``: its digests, where somebody has taken them already; else they are taken while it is written.
+    ``known``: its digests, where somebody has taken them already; else they are taken while it is written. ``whole``:
+    all of its bytes, where they lie in one piece.
     """
 
     name: str
@@ -31,6 +32,7 @@ class FileImage:
     records: tuple[TensorRecord, ...]
     pieces: Pieces
     known: FileRecord | None = None
+    whole: memoryview | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def digest_file(file: FileImage) -> FileRecord:
 
 def _write(folder: Path, file: FileImage) -> FileRecord:
     if file.known is not None:
-        write_file(folder / file.name, file.bytes, file.pieces())
+        write_file(folder / file.name, file.bytes, file.pieces() if file.whole is None else [file.whole])
         return file.known
     digests = _Digests(file)
     write_file(folder / file.name, file.bytes, digests.chunks())

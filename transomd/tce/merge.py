@@ -10,7 +10,7 @@ import torch
 
 from transomd.tce.errors import CheckpointError
 from transomd.tce.layout import Layout, Path, as_array, is_array, is_stateful, path_text, rebuild
-from transomd.tce.payload import MemoryReader, TensorReader
+from transomd.tce.payload import MemoryReader, TensorReader, is_plain
 
 log = logging.getLogger("transom.tce")
 _ABSENT: Any = object()
@@ -23,6 +23,7 @@ class Merge:
         self._layout = layout
         self._reader = reader
         self._keys = keys
+        self._targets: list[tuple[str, torch.Tensor]] = []
 
     def check(self, state: dict[str, Any]) -> None:
         """CheckpointError names every tensor and object of ``state`` that the checkpoint has no value for."""
@@ -35,10 +36,15 @@ class Merge:
             )
 
     def apply(self, state: dict[str, Any]) -> None:
-        """Bring the values into ``state``, one tensor at a time."""
+        """Bring the values into ``state``: plain tensors at the end, all together, the others as they come."""
         with torch.no_grad():
             for key in self._keys:
                 state[key] = self._value(state.get(key, _ABSENT), self._layout.tree[key], (key,))
+        for targets in _together(self._targets):
+            self._reader.fill(targets)
+        for _, target in self._targets:
+            torch.autograd.graph.increment_version(target)
+        self._targets = []
 
     def _lacking(self, target: Any, node: Any, path: Path) -> list[Path]:
         if is_stateful(target) or isinstance(target, torch.Tensor):
@@ -94,19 +100,30 @@ class Merge:
             return _into_array(target, as_array(self._reader.read(name), kind))
         if not isinstance(target, torch.Tensor):
             return self._reader.read(name)
-        saved = self._reader.peek(name)
-        if target.shape != saved.shape or target.dtype != saved.dtype or _overlaps(target):
+        saved = self._reader.record(name)
+        dtype: torch.dtype = getattr(torch, saved.dtype)
+        if tuple(target.shape) != saved.shape or target.dtype != dtype or _overlaps(target):
             log.warning(
                 "%s: saved as %s %s, in the program %s %s: the state got the saved tensor, the old one is unchanged",
                 path_text(path),
-                saved.dtype,
+                dtype,
                 list(saved.shape),
                 target.dtype,
                 list(target.shape),
             )
             return self._reader.read(name)
-        target.copy_(saved)
+        if is_plain(target):
+            self._targets.append((name, target))
+        else:
+            target.copy_(self._reader.peek(name))
         return target
+
+
+def _together(targets: list[tuple[str, torch.Tensor]]) -> list[list[tuple[str, torch.Tensor]]]:
+    """Which targets may be filled at the same time: all, unless some share memory; then one after the other."""
+    storages = {target.untyped_storage().data_ptr() for _, target in targets if target.nbytes}
+    alone = len(storages) == sum(target.nbytes > 0 for _, target in targets)
+    return [targets] if alone else [[target] for target in targets]
 
 
 def _copies(target: Any, node: Any) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path as FilePath
@@ -18,6 +19,7 @@ from transomd.tce.files import digest
 from transomd.tce.image import FileImage, PartImage, Piece, write_part
 from transomd.tce.layout import Layout
 from transomd.tce.manifest import Part, TensorRecord
+from transomd.tce.memory.move import move, threads
 
 # The names that every safetensors since 0.4.3 knows; what is not here is stored as bytes.
 _SAFETENSORS = {
@@ -127,10 +129,19 @@ class TensorReader:
 
     def read(self, name: str) -> torch.Tensor:
         """A new tensor with the bytes of the file; CheckpointError if they are damaged."""
-        assert self._path is not None
         record = self._records[name]
         tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype))
-        view = bytes_of(tensor)
+        self._read_into(name, tensor)
+        return tensor
+
+    def fill(self, targets: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Read straight into plain tensors that share no memory; CheckpointError if one has got damaged bytes."""
+        with ThreadPoolExecutor(threads()) as pool:
+            list(pool.map(lambda target: self._read_into(*target), targets))
+
+    def _read_into(self, name: str, tensor: torch.Tensor) -> None:
+        assert self._path is not None
+        record, view = self._records[name], bytes_of(tensor)
         with open(self._path, "rb", buffering=0) as file:
             file.seek(record.offset)
             done = 0
@@ -138,7 +149,6 @@ class TensorReader:
                 done += count
         if done != record.bytes or digest(view) != record.xxh3_128:
             raise CheckpointError(f"{self._path}: tensor {name} is damaged")
-        return tensor
 
 
 class MemoryReader:
@@ -156,6 +166,11 @@ class MemoryReader:
     def read(self, name: str) -> torch.Tensor:
         """A new tensor."""
         return self.peek(name).clone()
+
+    def fill(self, targets: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Copy into plain tensors that share no memory."""
+        pairs = [(target, self.peek(name)) for name, target in targets]
+        move((target.data_ptr(), saved.data_ptr(), saved.nbytes) for target, saved in pairs)
 
     def peek(self, name: str) -> torch.Tensor:
         """The tensor itself, for reading at once: its memory belongs to the keeper."""
@@ -210,6 +225,12 @@ def _rest(layout: Layout) -> bytes:
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a contiguous copy of it in host memory."""
     return tensor.resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether what lies at ``data_ptr`` in host memory is the tensor's bytes, one after the other."""
+    own = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cpu and tensor.is_contiguous()
+    return own and not tensor.is_conj() and not tensor.is_neg()
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

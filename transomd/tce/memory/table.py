@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from transomd.tce.image import FileImage, PartImage, Piece
 from transomd.tce.manifest import FileRecord, TensorRecord
@@ -80,7 +80,8 @@ def _files(memory: memoryview, place: Place) -> tuple[FileImage, ...]:
     if place.records:
         tensors = memory[place.tensors_at :][: place.tensors_bytes]
         name = f"{place.name}.safetensors"
-        files.insert(0, FileImage(name, place.tensors_bytes, place.records, lambda: _pieces(tensors, place.records)))
+        pieces = partial(_pieces, tensors, place.records)
+        files.insert(0, FileImage(name, place.tensors_bytes, place.records, pieces, whole=tensors))
     return tuple(files)
 
 

@@ -1,0 +1,81 @@
+"""Copying with several threads: every byte arrives, at any size, whatever the helpers do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from transomd.tce import CheckpointEngine
+from transomd.tce.files import CHUNK, write_file
+from transomd.tce.memory import move as moving
+from transomd.tce.memory.move import Run, move, threads
+
+
+@pytest.fixture(autouse=True)
+def _no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+
+def _moved(sizes: list[int]) -> tuple[bytes, bytes]:
+    source, target = bytearray(os.urandom(sum(sizes))), bytearray(sum(sizes))
+    begin = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (target, source)]
+    at, runs = 0, list[Run]()
+    for size in sizes:
+        runs.append((begin[0] + at, begin[1] + at, size))
+        at += size
+    move(runs)
+    return bytes(source), bytes(target)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 64])
+def test_every_byte_arrives(cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    monkeypatch.setattr(moving, "_CHUNK", 1000)
+    source, target = _moved([0, 1, 999, 1000, 1001, 123_457, 0, 7])
+    assert source == target
+
+
+def test_a_rank_takes_its_share_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert threads() == moving.MOST_THREADS
+    for ranks, share in {"2": 3, "3": 2, "6": 1, "64": 1, "0": 4, "none": 4}.items():
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert threads() == share
+
+
+def test_without_helpers_the_caller_copies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended:
+        def submit(self, *_: object) -> None:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(moving, "_pool", lambda _: Ended())
+    source, target = _moved([20 << 20])
+    assert source == target
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_targets_that_share_memory_end_as_they_would_one_after_the_other(tmp_path: Path, memory: bool) -> None:
+    with CheckpointEngine(tmp_path / "c", rank=0, world_size=1, memory=memory) as engine:
+        engine.save(1, {"a": torch.full((1000,), 1.0), "b": torch.full((1000,), 2.0)}).wait("storage", timeout=60)
+        one = torch.zeros(1000)
+        state = {"a": one, "b": one.view(1000)}
+        version = one._version
+        assert engine.load(state) == 1
+    assert one.eq(2.0).all()
+    assert one._version > version, "autograd does not see that the tensor was changed"
+
+
+@pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 4096, 2 * CHUNK + 12_345])
+def test_what_is_written_past_the_page_cache_is_whole(tmp_path: Path, size: int) -> None:
+    """From memory that begins at a page, as a slot does, and from memory that does not."""
+    memory = torch.randint(256, (size + 8192,), dtype=torch.uint8)
+    page = -memory.data_ptr() % 4096
+    for begin in (page, page + 64):
+        content = memoryview(memory.numpy())[begin : begin + size]
+        write_file(tmp_path / "f", size, [content])
+        assert (tmp_path / "f").read_bytes() == content
