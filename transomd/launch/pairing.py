@@ -1,10 +1,11 @@
-"""Before a launch: who holds whose copy of checkpoints, told to the agents. A launch never fails for it."""
+"""Who holds whose copy of checkpoints, told to the agents before a launch and while it runs. No launch fails for it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from transomd.launch.hub import Hub
 from transomd.tce.replicate.partners import partners
@@ -12,28 +13,74 @@ from transomd.tce.replicate.partners import partners
 log = logging.getLogger("transom.launcher")
 
 ASK_S = 5.0
-"""How long agents may take to say where their keepers listen; those that do not have no part in it."""
+"""How long agents may take to say where their keepers listen; those that do not have no part in it yet."""
+AGAIN_S = 10.0
+"""How often they are asked again: who did not answer in time, or has been started anew, gets its part then."""
 
 
-async def pair(hub: Hub, epoch: int, launch: Sequence[str], alive: Sequence[str]) -> dict[str, str]:
-    """Tell each node that is ``alive`` who its partner is and what others hold; the holder of each node's copy.
+class Pairing:
+    """The pairs of one launch. ``alive`` tells the nodes whose agents were heard lately.
 
     Only nodes of the ``launch`` hold copies for each other. The others are named, as they may still have some of an
-    earlier launch, or may have been started on with none of their own.
+    earlier launch, or may have been started on with none of their own. A node that ceases to answer keeps its part: it
+    may only be slow, and if it is lost the launch ends.
     """
-    answers = await hub.ask_all(alive, "keeper", ASK_S)
-    there = {node: answer for node, answer in answers.items() if isinstance(answer, dict) and answer.get("port")}
-    found = partners([node for node in launch if node in there], {n: str(told["domain"]) for n, told in there.items()})
-    keepers = {node: [node, told["port"], told["ranks"]] for node, told in there.items()}
-    told = (
-        hub.ask(node, "peers", ASK_S, epoch=epoch, me=node, partner=found.get(node, ""), keepers=keepers)
-        for node in there
-    )
-    for problem in await asyncio.gather(*told, return_exceptions=True):
-        if isinstance(problem, Exception):
-            log.warning("an agent was not told who holds its copies: %s", problem)
-    log.info("copies of checkpoints: %s", told_of(found))
-    return found
+
+    def __init__(self, hub: Hub, epoch: int, launch: Sequence[str], alive: Callable[[], Sequence[str]]) -> None:
+        self._hub = hub
+        self._epoch = epoch
+        self._launch = launch
+        self._alive = alive
+        self._there: dict[str, dict[str, Any]] = {}
+        self._untold: set[str] = set()
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Form the pairs, and from then on look again and again, until ``stop``."""
+        await self.form()
+        self._keeping = asyncio.create_task(self._keep())
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            await self.form()
+
+    async def form(self) -> None:
+        """Ask every node that is alive, and tell all of them if anything has changed, else who was not reached."""
+        answers = await self._hub.ask_all(self._alive(), "keeper", ASK_S)
+        new = {node: answer for node, answer in answers.items() if isinstance(answer, dict) and answer.get("port")}
+        if any(self._place(node) != (told["port"], told["domain"]) for node, told in new.items()):
+            self._there.update(new)
+            self._untold = set(self._there)
+            log.info("copies of checkpoints: %s", told_of(self._partners()))
+        await self._tell()
+
+    def _place(self, node: str) -> tuple[Any, Any]:
+        told = self._there.get(node, {})
+        return told.get("port"), told.get("domain")
+
+    def _partners(self) -> dict[str, str]:
+        launched = [node for node in self._launch if node in self._there]
+        return partners(launched, {node: str(told["domain"]) for node, told in self._there.items()})
+
+    async def _tell(self) -> None:
+        partner = self._partners()
+        keepers = {node: [node, told["port"], told["ranks"]] for node, told in self._there.items()}
+        nodes = sorted(self._untold.intersection(self._alive()))
+        asked = (
+            self._hub.ask(node, "peers", ASK_S, epoch=self._epoch, me=node, partner=partner.get(node), keepers=keepers)
+            for node in nodes
+        )
+        for node, answer in zip(nodes, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(answer, Exception):
+                log.warning("an agent was not told who holds its copies: %s", answer)
+            else:
+                self._untold.discard(node)
 
 
 def told_of(found: Mapping[str, str]) -> str:

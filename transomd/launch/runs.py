@@ -17,7 +17,7 @@ from transomd.launch.folder import CheckpointFolder
 from transomd.launch.hub import AgentGone
 from transomd.launch.options import Options, Watch
 from transomd.launch.order import arrange
-from transomd.launch.pairing import pair
+from transomd.launch.pairing import Pairing
 from transomd.launch.program import LaunchPlan, Program
 from transomd.launch.rundir import COMPLETED
 from transomd.launch.watch import LogWatch
@@ -48,6 +48,7 @@ class Runs:
         self._folder = folder
         self._course = course
         self._program: Program | None = None
+        self._pairing: Pairing | None = None
         self._logs: LogWatch | None = None
         self._bad_exit_at: float | None = None
 
@@ -69,7 +70,8 @@ class Runs:
             await self.fail("start", f"{fold(wanted)} are not {self._spec.nodes} nodes of this launcher's")
             return
         try:
-            await pair(self._agents.hub, epoch, order.nodes, self._agents.alive())
+            self._pairing = Pairing(self._agents.hub, epoch, order.nodes, self._agents.alive)
+            await self._pairing.start()
             port = int(await self._agents.hub.ask(order.nodes[0], "port", PORT_S))
             await self._start(order, epoch, port)
         except (AgentGone, OSError, ValueError) as error:
@@ -236,6 +238,7 @@ class Runs:
 
     async def end(self, *, grace_s: float = 0.0) -> list[str]:
         """End every process of the launch on every node that answers; return the nodes that do not."""
+        self._unpair()
         if not self._course.launches:
             return []
         launch = self._course.newest
@@ -247,6 +250,12 @@ class Runs:
 
     def abandon(self) -> None:
         """Leave the program to another launcher."""
+        self._unpair()
         if self._program is not None:
             self._program.abandon()
             self._program = None
+
+    def _unpair(self) -> None:
+        if self._pairing is not None:
+            self._pairing.stop()
+            self._pairing = None
