@@ -10,7 +10,7 @@ import copied
 import pytest
 from jobs import Site, check_end
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 JOB = """\
 name: copied

@@ -135,6 +135,16 @@ def test_a_wrong_token_is_refused_on_either_side(directory: Path) -> None:
         engine.close(0)
 
 
+def test_a_side_that_hung_up_is_known_and_one_that_is_silent_is_not_taken_for_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = Peer(socket.create_connection(server.getsockname()))
+        other, _ = server.accept()
+        assert not peer.gone
+        other.close()
+        assert wait_for(lambda: peer.gone)
+        peer.close()
+
+
 def test_what_strangers_send_is_bounded_and_harms_nobody(directory: Path) -> None:
     chance = random.Random(4)
     with nodes(directory.parent, 2) as (n1, n2):
@@ -167,6 +177,17 @@ def test_a_receiver_without_room_says_so_with_numbers_and_the_program_goes_on(di
         n2.kill()
         for left in (n2.socket, n2.socket.with_suffix(".lock")):
             left.unlink(missing_ok=True)
+
+
+def test_a_holder_that_was_started_anew_gets_the_copy_again(directory: Path) -> None:
+    with nodes(directory.parent, 2) as (n1, n2):
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        with saver(directory) as engine:
+            engine.save(1, state_of(1)).wait("replica", timeout=20)
+            n2.kill()
+            n2.start()
+            assert wait_for(lambda: n2.copies() == [1], 20)
 
 
 def arena_of(node: Node, rank: int, copy: bool) -> Arena:
@@ -242,10 +263,10 @@ def test_a_flipped_bit_in_the_copy_is_found_and_the_next_tier_used(directory: Pa
         pair([n1, n2, n3], {"n1": "n2"})
         on(n1)
         engine = saver(directory, storage_every=1)
-        engine.save(1, state_of(1)).wait("storage", timeout=20)
-        handle = engine.save(2, state_of(2))
-        handle.wait("replica", timeout=20)
-        handle.wait("storage", timeout=20)
+        for step in (1, 2):
+            handle = engine.save(step, state_of(step))
+            handle.wait("replica", timeout=20)
+            handle.wait("storage", timeout=20)
         flip(n2, 0, copy=True)
         n1.kill()
         pair([n2, n3], {}, epoch=2)

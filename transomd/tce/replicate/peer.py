@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import select
 import socket
 import struct
 import time
@@ -142,6 +143,16 @@ class Peer:
                     raise GaveWay("the memory was wanted for something newer") from None
                 if time.monotonic() > end:
                     raise TimeoutError(f"the other side has been silent for {patience_s:.0f} s") from None
+
+    @property
+    def gone(self) -> bool:
+        """Whether the other side has hung up; to be asked only when it owes us no answer."""
+        look = select.poll()
+        look.register(self._socket, select.POLLIN)
+        try:
+            return bool(look.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Hang up, also on a thread that waits in ``receive``."""

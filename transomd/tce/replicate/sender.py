@@ -19,6 +19,8 @@ log = logging.getLogger("transom.tce.keeper")
 
 AGAIN_S = 0.05
 """How soon what the partner may have by itself in a moment is offered again."""
+LOOK_S = 2.0
+"""How often it is seen whether the partner's keeper is still there: what a new one lacks is copied again."""
 INSIST_S = 10.0
 """How long it is left to the partner to have it by itself."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
@@ -89,7 +91,8 @@ class Sender:
     def _wait_s(self) -> float | None:
         now = time.monotonic()
         ends = [*self._later.values(), *(end for _, end in self._refusals.values())]
-        return min((max(0.001, end - now) for end in ends), default=None)
+        waits = [max(0.001, end - now) for end in ends]
+        return min([*waits, LOOK_S] if self._peer else waits, default=None)
 
     def _keys(self) -> list[Key]:
         return [(str(tenant.directory), tenant.rank) for tenant in self._tenants()]
@@ -100,6 +103,9 @@ class Sender:
         if partner is None:
             self._hang_up()
             return False
+        if self._peer is not None and self._peer.gone:
+            self._hang_up()
+            self._sent = {}
         for tenant in self._tenants():
             key = str(tenant.directory), tenant.rank
             if self._later.get(key, 0.0) > time.monotonic():
