@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,7 +22,9 @@ from tce_keepers import keeper_of, keepers, own_place, wait_for
 
 from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.catalogue import list_checkpoints, verify
+from transomd.tce.epochs import claim_epoch
 from transomd.tce.memory.link import connect
+from transomd.tce.memory.place import own_socket
 
 
 @pytest.fixture
@@ -53,15 +57,14 @@ def loaded(directory: Path, **settings: Any) -> int | None:
     return step
 
 
-def skipped_of(directory: Path) -> int:
-    """What the keeper says, as ``transom status`` shows it."""
-    link = connect(directory, start=False)
-    assert link is not None
-    try:
-        told, _ = link.ask("status")
-        return int(told["ranks"][0]["skipped"])
-    finally:
-        link.close()
+def status_of(directory: Path) -> dict[str, Any]:
+    """What the keeper says of the only rank, as ``transom status`` shows it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(10)
+        sock.connect(str(own_socket(directory)))
+        sock.sendall(b'{"id": 1, "op": "status"}\n')
+        with sock.makefile("rb") as answer:
+            return dict(json.loads(answer.readline())["ranks"][0])
 
 
 def complete(directory: Path) -> list[int]:
@@ -249,7 +252,7 @@ def test_saves_faster_than_storage_skip_and_say_so(
     os.kill(stalled[0], signal.SIGCONT)
     handles[-1].wait(timeout=20)
     engine.save(30, state_of(30)).wait(timeout=20)
-    assert skipped_of(directory) == engine.skipped
+    assert status_of(directory)["skipped"] == engine.skipped
     engine.close()
     assert loaded(directory) == 30
     assert all(verify(c.path) == [] for c in list_checkpoints(directory) if c.complete)
@@ -260,7 +263,7 @@ def test_a_step_that_storage_is_not_to_get_is_none_that_was_skipped(directory: P
         for step in range(1, 5):
             handle = engine.save(step, state_of(step))
         handle.wait(timeout=20)
-        assert (engine.skipped, skipped_of(directory)) == (0, 0)
+        assert (engine.skipped, status_of(directory)["skipped"]) == (0, 0)
 
 
 def test_the_policy_wait_waits_and_skips_nothing(directory: Path) -> None:
@@ -411,6 +414,25 @@ def test_what_only_memory_holds_is_stored_by_the_start_that_resumed_from_it(dire
     assert_is(state, 2)
     assert wait_for(lambda: complete(directory)[-1] == 2)
     engine.close()
+
+
+def test_nothing_waits_for_a_later_start_once_it_has_come(directory: Path, stalled: list[int]) -> None:
+    code = """
+        from tce_keepers import keeper_of
+        engine.save(1, state_of(1)).wait(timeout=30)
+        os.kill(keeper_of(engine.directory), signal.SIGSTOP)
+        engine.save(2, state_of(2))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert killed(program(code, directory, epoch=1))
+    stalled.append(keeper_of(directory))
+    claim_epoch(directory, 2)
+    os.kill(stalled[0], signal.SIGCONT)
+    assert wait_for(lambda: "epoch" in status_of(directory)["problem"]), "storage got a step of a fenced epoch"
+    engine = CheckpointEngine(directory, epoch=3)
+    assert engine.load(state_of(0)) == 2
+    engine.close()
+    assert wait_for(lambda: not keepers(directory.parent))
 
 
 def test_two_ranks_hold_what_is_replicated_once_a_node(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

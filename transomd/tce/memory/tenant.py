@@ -80,7 +80,7 @@ class Tenant:
         self._last_written = 0
         self._pause = FIRST_LOOK_S
         self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
-        self._stay_until, self._visited = 0.0, False
+        self._stay_until, self._fenced, self._visited = 0.0, False, False
         self._end = threading.Event()
         self._bell = threading.Event()
         self._moved_at = time.monotonic()
@@ -93,7 +93,7 @@ class Tenant:
     def take_over(self, owner: Owner) -> None:
         """A program is there, and writes as ``owner``."""
         self._owner, self._gone_at = owner, None
-        self._visited = False
+        self._stay_until, self._fenced, self._visited = 0.0, False, False
         self._store(owner.epoch, owner.world_size)
         self.ring()
 
@@ -101,7 +101,12 @@ class Tenant:
         """The program is gone: what is only in memory goes to storage."""
         self._gone_at = time.monotonic()
         self._moved_at = time.monotonic()
+        self._stay_if_fenced()
         self.ring()
+
+    def _stay_if_fenced(self) -> None:
+        if self._fenced and self._gone_at is not None and not self._visited:
+            self._stay_until = time.monotonic() + FENCED_S
 
     def visited(self) -> None:
         """A later start has had its look at what is here, and is gone again."""
@@ -290,8 +295,8 @@ class Tenant:
         try:
             store.put(state.step, stored)
         except CheckpointError as error:
-            if isinstance(error, FencedError) and self._gone_at is not None and not self._visited:
-                self._stay_until = time.monotonic() + FENCED_S
+            self._fenced = self._fenced or isinstance(error, FencedError)
+            self._stay_if_fenced()
             self._failed(entry, error)
         except (OSError, MemoryError) as error:
             self._try_again(entry, store, store.told(state.step, error, sum(part.bytes for part in stored)))
