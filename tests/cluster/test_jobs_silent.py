@@ -31,7 +31,7 @@ def test_what_hurts_no_job_is_left_alone(site: Site) -> None:
 
 
 def test_stepd_of_the_program_killed(site: Site) -> None:
-    job = site.submit("--steps 60")
+    job = site.submit("--steps 150")
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "stepd-kill")
     detail = check_end(site, job, drained=set())
