@@ -111,11 +111,12 @@ class Sender:
             if self._later.get(key, 0.0) > time.monotonic():
                 continue
             self._later.pop(key, None)
-            entry = self._choose(tenant, key)
-            if entry is None:
+            if self._choose(tenant, key) is None:
                 continue
             peer = self._connected(partner)
-            if entry[0].acquire(entry[1], entry[2].seq):
+            # Chosen once more: the program may have saved while we called.
+            entry = self._choose(tenant, key)
+            if entry is not None and entry[0].acquire(entry[1], entry[2].seq):
                 try:
                     self._copy(tenant, key, entry, partner, peer)
                 finally:
@@ -131,7 +132,7 @@ class Sender:
         """
         last = max(self._sent.get(key, (-1, -1, -1)), self._refused_until_now(key))
         new = [entry for entry in tenant.staged() if entry[2].order > last]
-        ready = [entry for entry in new if tenant.digested(entry)]
+        ready = [entry for entry in new if tenant.digested(entry) and not crowded(entry[0], entry[1])]
         begun = self._begun.get(key[0])
         return max(ready, key=lambda entry: _rank_of(entry[2], begun), default=None)
 
