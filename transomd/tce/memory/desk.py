@@ -137,7 +137,9 @@ class Desk:
         elif asked == "quarantine":
             self._quarantine(guest, message)
         elif asked == "resumed":
-            self._tenant(guest).resume_source = Path(message["folder"])
+            tenant = self._tenant(guest)
+            tenant.resume_source, tenant.resumed_step = Path(message["folder"]), int(message["step"])
+            tenant.ring()
         elif asked in ("abroad", "fetch"):
             self.office.ask(line, message, _key(guest), guest.world_size)
         elif asked == "peers":

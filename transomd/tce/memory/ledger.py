@@ -21,7 +21,8 @@ class NoRoom(CheckpointError):
 class Ledger:
     """The handles of steps that are not in storage yet, and counts of those that are or never will be.
 
-    ``every``: storage gets the steps that it divides. ``no_partner``: why no other node holds copies, '' if one does.
+    ``every``: storage gets the steps that it divides, and ``resumed`` (-1: none). ``no_partner``: why no other
+    node holds copies, '' if one does.
     """
 
     def __init__(self, epoch: int, every: int) -> None:
@@ -29,6 +30,7 @@ class Ledger:
         self.unwritten: set[int] = set()
         self.written = self.failed = self.skipped = 0
         self.problem = self.no_partner = ""
+        self.resumed = -1
         self._epoch = epoch
         self._every = every
         self._uncopied: dict[int, SaveHandle] = {}
@@ -51,7 +53,7 @@ class Ledger:
 
     def due(self, step: int) -> bool:
         """Whether storage is to get this step while the program goes on."""
-        return step % self._every == 0
+        return step % self._every == 0 or step == self.resumed
 
     def hear(self, told: Message) -> None:
         """Take in a piece of the keeper's news."""

@@ -122,6 +122,14 @@ class Recall:
         )
         return StepManifest(step, epoch, self._writer.world_size, time.time(), (), parts)
 
+    def own(self, epoch: int, step: int) -> bool:
+        """Whether a step that was verified is, undamaged, what this very rank staged here."""
+        return self.source == "memory" and (epoch, step) in self.staged
+
+    def held(self) -> list[tuple[Place, memoryview]]:
+        """The parts that are held, and the slots in which they are."""
+        return [(held.place, held.memory) for held in self._held]
+
     def opened(self) -> list[tuple[tuple[str, ...], Layout, MemoryReader]]:
         """The parts that are held: their keys, what is no tensor, and the tensors."""
         # Here and not above: torch.

@@ -65,6 +65,7 @@ class Tenant:
         self.rank = rank
         self.arenas: list[Arena] = []
         self.resume_source: Path | None = None
+        self.resumed_step = -1
         self.problem = ""
         self.problem_at = 0.0
         self.newest: dict[str, tuple[int, int, float]] = {}
@@ -250,7 +251,7 @@ class Tenant:
 
     def _due(self, state: SlotState) -> bool:
         """Whether storage is to get this step while the program is there."""
-        return self._owner is None or state.step % self._owner.every == 0
+        return self._owner is None or state.step % self._owner.every == 0 or state.step == self.resumed_step
 
     def _begun(self, state: SlotState) -> bool:
         """Whether another rank writes this step, so that it is complete only if this rank does, too."""

@@ -18,12 +18,13 @@ from xxhash import xxh3_64_intdigest
 
 from transomd.tce.errors import CheckpointError
 from transomd.tce.handle import SaveHandle
+from transomd.tce.memory import carry
 from transomd.tce.memory.arena import Arena
-from transomd.tce.memory.ledger import Ledger
+from transomd.tce.memory.ledger import Ledger, NoRoom
 from transomd.tce.memory.link import Link, call
 from transomd.tce.memory.recall import Recall
 from transomd.tce.memory.slots import STAGED, WRITING, SlotState
-from transomd.tce.memory.table import encode
+from transomd.tce.memory.table import Table, encode
 from transomd.tce.store import Store
 
 if TYPE_CHECKING:
@@ -78,16 +79,22 @@ class MemoryTier:
                 fill(arena, slot, table, payloads)
             except (OSError, MemoryError) as error:
                 return self._without(str(error))
-            image = arena.image(slot)
-            image[table.end : size] = content
-            self._seq += 1
-            digest = xxh3_64_intdigest(content)
-            state = SlotState(STAGED, self._seq, step, writer.epoch, table.end, len(content), digest)
-            arena.set_state(slot, state)
+            self._publish(arena, slot, step, table, content)
             self.ledger.add(handle)
-            with contextlib.suppress(OSError):
-                self._tell("staged", skipped=self.ledger.skipped)
+            self._tell_staged()
             return ""
+
+    def _publish(self, arena: Arena, slot: int, step: int, table: Table, content: bytes) -> None:
+        """Put in force what was copied into a slot; ``content`` is its encoded table."""
+        arena.image(slot)[table.end : table.end + len(content)] = content
+        self._seq += 1
+        digest = xxh3_64_intdigest(content)
+        epoch = self._store.writer.epoch
+        arena.set_state(slot, SlotState(STAGED, self._seq, step, epoch, table.end, len(content), digest))
+
+    def _tell_staged(self) -> None:
+        with contextlib.suppress(OSError):
+            self._tell("staged", skipped=self.ledger.skipped)
 
     def _arena_for(self, size: int) -> Arena:
         """This rank's arena, with slots of at least ``size`` bytes. Raises OSError."""
@@ -213,9 +220,33 @@ class MemoryTier:
         """What was loaded is not removed; if it is in the rank's own memory alone, this epoch brings it to storage."""
         with self._lock, contextlib.suppress(OSError):
             if self._link is not None:
-                self._tell("resumed", folder=str(found.folder))
+                self._tell("resumed", folder=str(found.folder), step=self._wanted(found))
                 if found.memory_only and own:
                     self._adopt(found.manifest.step, found.manifest.epoch)
+
+    def _wanted(self, found: Found) -> int:
+        """The loaded step if storage lacks it, and is to get it whatever steps it gets else; -1 if it has it."""
+        self.ledger.resumed = found.manifest.step if found.memory_only else -1
+        return self.ledger.resumed
+
+    def carry_over(self, found: Found, recall: Recall, first_of_node: bool) -> None:
+        """Stage under this epoch what another place than this rank's own memory gave, while ``recall`` holds it."""
+        writer, step = self._store.writer, found.manifest.step
+        with self._lock:
+            self._wanted(found)
+            parts = carry.share(recall.held(), writer.rank, first_of_node)
+            needs = tuple(place.name for place, _ in recall.held())
+            table = carry.lay_out(parts, writer.rank, writer.world_size, needs)
+            content = encode(table)
+            try:
+                arena = self._arena_for(table.end + len(content))
+                slot = self._slot(arena, step)
+            except (OSError, MemoryError, NoRoom) as error:
+                log.warning("step %d, which was loaded, is not brought to storage: %s", step, error)
+                return
+            carry.fill(arena.image(slot), table, parts)
+            self._publish(arena, slot, step, table, content)
+            self._tell_staged()
 
     def _adopt(self, step: int, epoch: int) -> None:
         """Make what an earlier start staged this one's own: under its old epoch nobody may write it any more."""
