@@ -39,6 +39,19 @@ def test_stepd_of_the_program_killed(site: Site) -> None:
     assert detail["incidents"][0]["blame"] == "unknown"
 
 
+def test_agents_that_are_ended_are_started_again_beside_the_program(site: Site) -> None:
+    """As srun ends all of them where a node of their step was lost and comes back."""
+    job = site.submit("--steps 150", more="watch: {heartbeat_timeout: 30}\n")
+    site.wait_step(job, 7)
+    steps = site.sandbox.run(["squeue", "--noheader", "--steps", "--format=%i %j"]).stdout.split("\n")
+    (agents,) = [line.split()[0] for line in steps if line.endswith(" agents")]
+    site.sandbox.run(["scancel", agents])
+    detail = check_end(site, job, drained=set())
+    assert (len(detail["launches"]), detail["incidents"]) == (1, []), site.story()
+    (log,) = site.root.glob("work/.transom/*/logs/launcher*.log")
+    assert "no agents on n[1-4]; starting them again" in log.read_text()
+
+
 def test_stepd_of_the_batch_script_killed(site: Site) -> None:
     job = site.submit("--steps 60")
     site.wait_step(job, 7)

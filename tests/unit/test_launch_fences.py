@@ -117,6 +117,7 @@ async def test_agents_are_started_again_when_slurm_did_not(
         started.append(nodes)
 
     monkeypatch.setattr(made.agents, "start", start)
-    made.agents.hub._heard = {"n1": time.monotonic()}
+    made.agents.hub._heard = dict.fromkeys(("n1", "n2"), time.monotonic())
+    made.agents.hub._lines = {"n1": Ended(None)}  # type: ignore[dict-item]
     await made.agents.again(())
     assert started == ([["n2"]] if again else [])

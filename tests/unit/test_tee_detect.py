@@ -70,6 +70,13 @@ def test_a_lost_heartbeat_excludes_but_cannot_drain() -> None:
     assert found.forgeable
 
 
+def test_the_silence_of_others_is_told_by_node() -> None:
+    assert detect.silent({"n3": AT, "n2": AT + 1}, "n1") == [
+        detect.heartbeat_lost("n2", AT + 1),
+        detect.heartbeat_lost("n3", AT),
+    ]
+
+
 @pytest.mark.parametrize(
     ("state", "signature"),
     [("T", "PROCESS-STOPPED"), ("t", "PROCESS-STOPPED"), ("Z", "PROCESS-ZOMBIE"), ("D", "PROCESS-UNINTERRUPTIBLE")],

@@ -121,6 +121,17 @@ def test_more_than_half_of_the_nodes_at_once_is_the_network(count: int) -> None:
     assert short(verdict) == ("network", "network", "wait", (), ())
 
 
+def test_a_launcher_that_hears_not_even_its_own_node_blames_nobody() -> None:
+    verdict = judge(detect.silent(dict.fromkeys(NODES, T), "n1"))
+    assert short(verdict) == ("launcher", "unknown", "restart", (), ())
+    assert "the launcher's own node" in verdict.summary
+
+
+def test_slurms_word_for_one_of_them_still_counts() -> None:
+    verdict = judge([*detect.silent({"n1": T, "n2": T}, "n1"), down("n2", T + 5)])
+    assert short(verdict) == ("host", "node", "drain", ("n2",), ("n2",))
+
+
 def test_half_of_the_nodes_are_two_nodes() -> None:
     verdict = judge([detect.heartbeat_lost("n1", T), detect.heartbeat_lost("n2", T)])
     assert verdict.nodes == ("n1", "n2")

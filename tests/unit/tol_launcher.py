@@ -280,7 +280,7 @@ class SimLauncher:
     def fail(self, by: str, why: str, evidence: Sequence[Evidence] = ()) -> None:
         """End the launch and say how it failed."""
         launch = self.launches[-1]
-        found = [*evidence, *(detect.heartbeat_lost(n, self._beats[n]) for n in self._lost(launch.nodes))]
+        found = [*evidence, *detect.silent({n: self._beats[n] for n in self._lost(launch.nodes)}, self.host)]
         unfenced = self._kill(launch.epoch, launch.nodes)
         self.launches[-1] = replace(launch, ended_at=self.world.now, end_reason=why)
         self.phase, self.message, self._changed = LauncherPhase.FAILED, why, True

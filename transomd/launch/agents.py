@@ -86,8 +86,13 @@ class Agents:
             os.close(log_file)
 
     async def again(self, barred: Collection[str]) -> None:
-        """Start agents anew when the srun that started them has ended: Slurm may not have answered it."""
-        missing = sorted(set(self.lost(self._options.nodes)) - set(barred))
+        """Start agents anew where they ended with the srun that started them.
+
+        Slurm may not have answered it, or have ended the step: srun gives up all of it when a node of it that was lost
+        comes back ("step missing and io error", and others in step_launch.c). The program may well go on meanwhile.
+        """
+        gone = {n for n in self._options.nodes if not self.hub.connected(n)}
+        missing = sorted(gone.union(self.lost(self._options.nodes)).difference(barred))
         ended = self._step is not None and self._step.returncode is not None
         if ended and missing and time.monotonic() - self._started_at > AGENTS_AGAIN_S:
             log.info("no agents on %s; starting them again", fold(missing))

@@ -66,6 +66,10 @@ class Hub:
         now = self._clock()
         return sorted(node for node, at in self._heard.items() if now - at <= within_s)
 
+    def connected(self, node: str) -> bool:
+        """Whether the line to the node's agent stands, as far as the kernel knows."""
+        return node in self._lines
+
     def silent_for(self, node: str) -> float | None:
         """Return the seconds since the node's agent was last heard; None if it never was."""
         heard = self._heard.get(node)

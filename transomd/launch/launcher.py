@@ -128,10 +128,10 @@ class Launcher:
     async def _tick(self) -> int | None:
         if self._stop_by_signal:
             return await self._stopped(f"signal {self._stop_by_signal}", 128 + signal.SIGTERM)
+        if self.course.running or self.course.phase in (LauncherPhase.GATE, LauncherPhase.FAILED):
+            await self.agents.again(self._barred)
         if self.course.running:
             await self.runs.look()
-        elif self.course.phase in (LauncherPhase.GATE, LauncherPhase.FAILED):
-            await self.agents.again(self._barred)
         directive = await self._report_if_due()
         if directive is not None:
             return await self._obey(directive)

@@ -200,8 +200,8 @@ class Runs:
         log.info("epoch %d failed (%s): %s", launch.epoch, by, why)
         evidence = list(more or [])
         lost = self._agents.lost(launch.nodes)
-        for node in lost:
-            evidence.append(detect.heartbeat_lost(node, time.time() - (hub.silent_for(node) or 0.0)))
+        since = {node: time.time() - (hub.silent_for(node) or 0.0) for node in lost}
+        evidence += detect.silent(since, self._options.host)
         unfenced = await self.end()
         if self._logs is not None:
             await asyncio.to_thread(self._logs.poll, time.time(), True)

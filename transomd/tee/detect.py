@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from transom_slurm.types import JobBase, SlurmJob, SlurmNode
 
@@ -114,6 +114,29 @@ def heartbeat_lost(node: str, since: float) -> Evidence:
         at=since,
         node=node,
     )
+
+
+def silent(since: Mapping[str, float], host: str) -> list[Evidence]:
+    """Say of several nodes when their agents were last heard; ``host`` is that of whoever says so.
+
+    A launcher that does not hear the agent of its own node has lost its agents (their step was ended, for one), and
+    its word for the others' loss is worth nothing: nobody is blamed.
+    """
+    found = [heartbeat_lost(node, at) for node, at in sorted(since.items())]
+    if host not in since:
+        return found
+    ended = Evidence(
+        source="heartbeat",
+        signature="AGENTS-LOST",
+        text=f"the agent on {host}, the launcher's own node, stopped answering, too",
+        role=Role.ROOT,
+        failure_class=FailureClass.LAUNCHER,
+        blame=Blame.UNKNOWN,
+        action=Action.RESTART,
+        at=since[host],
+        node=host,
+    )
+    return [ended, *(replace(one, role=Role.CONTEXT) for one in found if one.node != host)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ How one verdict comes from many lines is written in `transomd/tee/verdict.py`. B
 |---|---|---|
 | PY-EXCEPTION | a traceback whose last line no signature knows | the program's exception, with its last frames |
 | HEARTBEAT-LOST | the launcher | the agent of a node is silent: host, that node, exclude |
+| AGENTS-LOST | the launcher | so is that of its own node: the agents ended, and nobody is blamed |
 | SLURM-NODE-DOWN | slurmctld | DOWN or not responding: host, that node, drain |
 | SLURM-PROLOG | slurmctld | a prolog failed on the node: host, that node, exclude |
 | SLURM-TIMEOUT, -PREEMPTED, -CANCELLED, -OUT-OF-MEMORY, ... | slurmctld | how Slurm ended the job |

@@ -46,7 +46,7 @@ def ended(case: Case) -> Verdict | None:
 
 def fleet_lost(case: Case) -> Verdict | None:
     """More than half of the nodes at once: what they share, and nobody is drained."""
-    found = case.of(*LOST)
+    found = [one for one in case.of(*LOST) if one.role is not Role.CONTEXT]
     nodes = nodes_of(found)
     if not case.most(len(nodes)):
         return None

@@ -86,12 +86,12 @@ def _from_launcher(view: JobView, incident: Incident) -> Iterator[Evidence]:
     report = facts.fitting_report(view)
     failure = report.failure if report and report.phase == LauncherPhase.FAILED else None
     told = list(facts.readable(failure.evidence)) if failure is not None and failure.epoch == incident.epoch else []
-    yield from told
-    silent = {e.node for e in told if e.source == "heartbeat"}
+    yield from (e for e in told if e.source != "heartbeat")
     if report is not None:
         # The launcher ends a launch for the first node that it misses; others may follow while it does so.
-        lost = set(report.lost) & set(facts.last_nodes(view))
-        yield from (detect.heartbeat_lost(node, report.at) for node in sorted(lost - silent))
+        lost = dict.fromkeys(set(report.lost) & set(facts.last_nodes(view)), report.at)
+        since = {e.node: e.at for e in told if e.source == "heartbeat" and e.node and e.at is not None}
+        yield from detect.silent({**lost, **since}, report.host)
     host = facts.host_of(view)
     if incident.data.get("detected_by") == "launcher-silent" and host:
         yield detect.heartbeat_lost(host, view.report_at)
