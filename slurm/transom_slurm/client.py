@@ -54,8 +54,11 @@ class SlurmClient(Protocol):
         """Set DRAIN with this reason, through ``scontrol``. The caller has looked at the node first."""
         ...
 
-    async def resume(self, node: str) -> None:
+    async def resume(self, node: str, *, down: bool = False) -> None:
         """Clear DRAIN (``scontrol update state=undrain``); its reason goes too, if it is not new and the node not DOWN.
+
+        With ``down`` a node that is DOWN is brought back as well (``state=resume``): it is given work as soon as its
+        slurmd answers.
 
         slurmctld makes the node register anew: for a second or so it is NOT_RESPONDING and has no boot time.
         """

@@ -166,9 +166,9 @@ class CommandClient:
             raise SlurmRejected("drain", f"a reason is one line of text, not {reason!r}")
         await self._change("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
 
-    async def resume(self, node: str) -> None:
+    async def resume(self, node: str, *, down: bool = False) -> None:
         lifted = await self._node(node)
-        await self._change("scontrol", "update", f"nodename={node}", "state=undrain")
+        await self._change("scontrol", "update", f"nodename={node}", f"state={'resume' if down else 'undrain'}")
         if lifted is None or not lifted.reason:
             return
         # Later releases (24.11) leave the reason. Nobody's other words are taken out, nor why a node is DOWN.

@@ -63,10 +63,12 @@ class FakeSlurm(FakeWorld):
         self._allow("drain")
         self._drain(self._known_node("drain", node), reason, self.user)
 
-    async def resume(self, node: str) -> None:
+    async def resume(self, node: str, *, down: bool = False) -> None:
         self._answer("resume", node)
         self._allow("resume")
-        self._undrain(self._known_node("resume", node))
+        known = self._known_node("resume", node)
+        known.down = known.down and not down
+        self._undrain(known)
 
     async def comment_node(self, node: str, text: str) -> None:
         self._answer("comment_node", node, text)

@@ -165,8 +165,8 @@ class PyslurmClient:
     async def drain(self, node: str, reason: str) -> None:
         await self._commands.drain(node, reason)
 
-    async def resume(self, node: str) -> None:
-        await self._commands.resume(node)
+    async def resume(self, node: str, *, down: bool = False) -> None:
+        await self._commands.resume(node, down=down)
 
     async def comment_node(self, node: str, text: str) -> None:
         await self._commands.comment_node(node, text)

@@ -290,6 +290,11 @@ def drain_is_own(node: SlurmNode, record: DrainRecord | None) -> bool:
 
     Anything else, an edit by a person or by slurmctld included, makes it somebody else's for good.
     """
-    if record is None or not node.status.drain or node.reason_time is None:
+    return node.status.drain and reason_is_own(node, record)
+
+
+def reason_is_own(node: SlurmNode, record: DrainRecord | None) -> bool:
+    """Whether the words on this node, drained or DOWN, are still exactly those that were recorded."""
+    if record is None or node.reason_time is None:
         return False
     return (node.reason, node.reason_user, int(node.reason_time)) == (record.reason, record.user, int(record.time))

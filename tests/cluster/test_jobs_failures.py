@@ -15,6 +15,11 @@ def test_power_loss_of_a_node(site: Site) -> None:
     detail = check_end(site, job, drained={"n2"})
     assert detail["launches"][-1]["nodes"] == ["n1", "n3", "n4"]
     assert (detail["incidents"][0]["class"], detail["incidents"][0]["nodes"]) == ("host", ["n2"])
+    assert site.sandbox.slurm_states()["n2"].startswith("d"), "DOWN, and drained: it comes back by nothing of its own"
+    site.sandbox.heal("n2")
+    assert "state=resume" in site.cli("undrain", "n2", "--dry-run")
+    assert site.cli("undrain", "n2").startswith("n2: undrained")
+    site.sandbox.wait_idle(60)
 
 
 def test_power_loss_of_the_batch_host(site: Site) -> None:

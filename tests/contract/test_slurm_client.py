@@ -361,7 +361,7 @@ async def test_a_node_that_a_person_set_down(world: World, client: SlurmClient) 
     assert not node.status.responding
     await client.resume("n4")
     assert (await client.nodes())["n4"].status.base == "DOWN", "lifting a drain does not bring a DOWN node back"
-    world.resume("n4")
+    await client.resume("n4", down=True)
 
     async def idle() -> bool:
         return (await client.nodes())["n4"].status.base == "IDLE"

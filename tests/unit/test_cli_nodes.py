@@ -120,7 +120,7 @@ def test_drain(server: Recorded) -> None:
 
 
 def test_a_dry_run_prints_the_exact_commands(server: Recorded) -> None:
-    server.on("POST /v1/nodes/drain", (200, results({"n1": True})))
+    server.on("POST /v1/nodes/drain", (200, results({"n1": False}, "would be drained")))
     done = transom("drain", "n1", "--reason", "fan", "--dry-run", socket=server.socket)
     assert done.stdout == (
         "scontrol update NodeName=n1 State=DRAIN Reason='transom[admin]: fan'\nn1: would be drained\n"
@@ -146,9 +146,21 @@ def test_a_result_is_not_said_twice(server: Recorded) -> None:
     told = {"node": "n1", "done": True, "message": "undrained", "command": ""}
     server.on("POST /v1/nodes/undrain", (200, {"results": [told]}))
     assert transom("undrain", "n1", socket=server.socket).stdout == "n1: undrained\n"
-    server.on("POST /v1/nodes/undrain", (200, {"results": [{**told, "message": "still DOWN to Slurm"}]}))
-    assert transom("undrain", "n1", socket=server.socket).stdout == "n1: undrained: still DOWN to Slurm\n"
+    server.on("POST /v1/nodes/undrain", (200, {"results": [{**told, "message": "undrained; it was DOWN"}]}))
+    assert transom("undrain", "n1", socket=server.socket).stdout == "n1: undrained: it was DOWN\n"
     assert server.requests[0].body == {"nodes": ["n1"], "dry_run": False}
+
+
+@pytest.mark.parametrize(("command", "more"), [("drain", ("--reason", "x")), ("undrain", ())])
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_a_node_that_slurm_does_not_know_is_not_found(
+    server: Recorded, command: str, more: tuple[str, ...], dry_run: tuple[str, ...]
+) -> None:
+    missing = {"node": "n99", "done": False, "message": "Slurm does not know this node", "missing": True}
+    server.on(f"POST /v1/nodes/{command}", (200, {"results": [missing]}))
+    done = transom(command, "n99", *more, *dry_run, socket=server.socket)
+    assert done.returncode == 5
+    assert done.stderr == "transom: Slurm has no node n99\n  next: transom nodes\n"
 
 
 def test_only_administrators_drain(server: Recorded) -> None:

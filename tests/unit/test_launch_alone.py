@@ -176,7 +176,16 @@ def test_progress_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path, daemon
 
 @pytest.mark.parametrize(
     "answer",
-    [(200, b"[]"), (200, b"{}"), (200, b'{"gate": "hold", "grant": 5}'), (403, b'{"detail": "no"}'), (403, b"[]")],
+    [
+        (200, b"[]"),
+        (200, b"{}"),
+        (200, b'{"gate": "hold", "grant": 5}'),
+        (403, b'{"detail": "no"}'),
+        (403, b"[]"),
+        (403, b'{"error": {"code": 403, "message": "Permission denied", "status": "PERMISSION_DENIED"}}'),
+        (403, b'{"error": {"code": 4, "message": "by chance"}}'),
+        (403, b'{"error": "Forbidden"}'),
+    ],
 )
 async def test_what_is_not_transomds_answer_is_none(daemon: Daemon, answer: tuple[int, bytes]) -> None:
     daemon.foreign = answer

@@ -55,16 +55,41 @@ async def test_undrain_clears_at_once(world: SimWorld) -> None:
     world.check()
 
 
-async def test_undrain_says_that_a_lost_node_is_down_still(world: SimWorld) -> None:
+async def lost_and_drained(world: SimWorld) -> Hands:
+    """A node lost under a job, DOWN to Slurm and drained for it; who undrains by hand."""
     assert world.operator is not None
     await world.submit()
     await world.until(lambda: world.state() is JobState.RUNNING)
     world.power_loss("n2")
     await world.until(world.drained, "n2 is drained")
-    hands = Hands(world.operator, world.settings, world.slurm.clock, "http://x")
+    await world.run(60)
+    assert (await world.slurm.nodes())["n2"].status.base == "DOWN"
+    return Hands(world.operator, world.settings, world.slurm.clock, "http://x")
+
+
+async def test_undrain_brings_a_lost_node_back_that_is_down(world: SimWorld) -> None:
+    hands = await lost_and_drained(world)
+    (planned,) = await hands.undrain(["n2"], "ann", dry_run=True)
+    assert (planned["done"], planned["message"]) == (False, "would be resumed")
+    assert planned["command"] == "scontrol update nodename=n2 state=resume"
+    assert world.calls("resume") == []
     (done,) = await hands.undrain(["n2"], "ann", dry_run=False)
     assert done["done"], done
-    assert done["message"] == "still DOWN to Slurm; once it is repaired: scontrol update nodename=n2 state=resume"
+    await world.run(5)
+    status = (await world.slurm.nodes())["n2"].status
+    assert (status.base, status.drain) == ("IDLE", False)
+    assert [i.state for i in world.store.intents(kinds=["undrain"])] == ["done"], "recorded like any act"
+
+
+async def test_undrain_leaves_a_node_that_somebody_else_set_down(world: SimWorld) -> None:
+    hands = await lost_and_drained(world)
+    world.slurm.drain_by_person("n2", "RMA 4711")
+    (drained,) = await hands.undrain(["n2"], "ann", dry_run=False)
+    assert "not by transom: RMA 4711" in drained["message"]
+    world.slurm.set_down("n3", "power supply")
+    (down,) = await hands.undrain(["n3"], "ann", dry_run=False)
+    assert (down["done"], "was set DOWN by" in down["message"]) == (False, True)
+    assert world.calls("resume") == []
 
 
 async def test_a_persons_own_resume_clears_too_and_for_good(world: SimWorld) -> None:

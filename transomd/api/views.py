@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from transom_slurm.states import DrainRecord, drain_is_own, reason_source
+from transom_slurm.states import DrainRecord, reason_is_own, reason_source
 from transom_slurm.types import SlurmNode
 from transom_sql.records import Attempt, Event, Incident, Intent, Job, Launch, NodeRecord
 from transom_sql.store import Latest
@@ -155,7 +155,7 @@ def owner_of(node: SlurmNode, record: NodeRecord | None) -> str:
 
 
 def owned(node: SlurmNode, record: NodeRecord | None) -> bool:
-    """Whether the node's drain is still exactly the one that transom wrote."""
+    """Whether what drained the node, or keeps it DOWN, is still exactly what transom wrote."""
     if record is None or not record.drain_reason or record.drain_time is None:
         return False
-    return drain_is_own(node, DrainRecord(record.drain_reason, record.drain_user, record.drain_time))
+    return reason_is_own(node, DrainRecord(record.drain_reason, record.drain_user, record.drain_time))

@@ -21,7 +21,7 @@ POST     /v1/resume-actions          {} → {were: [switch], ...}
 POST     /v1/nodes/check             {nodes, checks} → {results: [{node, at, reached, error, outcome, checks}]}
 GET      /v1/events                  ?job=ID&node=N&after=K&limit=L&wait=S → {events, last}
 GET      /v1/nodes                   → {nodes: [node], slurm: {ok, at, error}}; not ok: as it was at ``at``
-POST     /v1/nodes/drain             {nodes, reason, dry_run} → {results: [{node, done, message, command}]}
+POST     /v1/nodes/drain             {nodes, reason, dry_run} → {results: [{node, done, message, command, missing}]}
 POST     /v1/nodes/undrain           {nodes, dry_run} → the same
 POST     /v1/launcher                launcher report (Bearer token of the job) → directive
 POST     /v1/hooks                   hook's report, sealed (:mod:`transomd.api.hooks`) → {said, refuse}, sealed
@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 MAX_LAUNCHES = 64
 """Launches in one report; a launcher sends its newest twenty."""
+ERROR_KEYS = frozenset({"message", "hint", "code", "faults"})
+"""What an error of transomd's holds; an ``error`` of anybody else's (a proxy, a cloud) does not hold just these."""
 MAX_CHECKPOINTS = 64
 """Checkpoints in one report: the newest ones."""
 MAX_EVIDENCE = 500

@@ -8,9 +8,11 @@ import json
 import logging
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from transomd.api.wire import Directive, LauncherReport
+from transomd.api.wire import ERROR_KEYS, Directive, LauncherReport
+from transomd.words import ExitCode
 
 log = logging.getLogger("transom.launcher")
 TIMEOUT_S = 10.0
@@ -63,7 +65,7 @@ class DaemonLink:
         finally:
             connection.close()
         try:
-            if response.status == 403:
+            if response.status == 403 and _is_transoms(data["error"]):
                 return Directive(gate="refuse", message=str(data["error"]["message"]))
             if response.status == 200:
                 return Directive.from_json(data)
@@ -75,3 +77,8 @@ class DaemonLink:
         if text != self._said:
             log.info("%s", text)
             self._said = text
+
+
+def _is_transoms(error: Mapping[str, Any]) -> bool:
+    """Whether a refusal is transomd's: proxies and clouds answer 403 with an ``error`` too, which must end no job."""
+    return error.keys() == ERROR_KEYS and error["code"] == int(ExitCode.REFUSED)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from transom_slurm.client import SlurmClient
 from transom_slurm.errors import SlurmDenied, SlurmError, SlurmRejected, SlurmUnavailable
-from transom_slurm.states import DrainRecord, drain_is_own, drain_refusal
+from transom_slurm.states import DrainRecord, drain_refusal, reason_is_own
 from transom_slurm.types import SlurmNode, SubmitRequest
 from transom_sql.records import Event, Intent, NodeRecord
 
@@ -200,16 +200,17 @@ class Actor:
         )
 
     async def _undrain(self, intent: Intent) -> Outcome:
-        """Resume a node, if its drain is still exactly the one that ``args`` holds."""
+        """Resume a node, drained or DOWN, if what its reason says is still exactly what ``args`` holds."""
         name, args = str(intent.args["node"]), intent.args
         node = (await self._slurm.nodes()).get(name)
         if node is None:
             return _failed(f"Slurm does not know node {name}")
-        if node.status.drain:
-            record = DrainRecord(str(args["reason"]), str(args["user"]), float(args["time"]))
-            if not drain_is_own(node, record):
-                return _failed(f"the drain of {name} is no longer transom's: {node.reason_user}: {node.reason}")
-            await self._slurm.resume(name)
+        own = reason_is_own(node, DrainRecord(str(args["reason"]), str(args["user"]), float(args["time"])))
+        down = node.status.base == "DOWN" and own
+        if node.status.drain and not own:
+            return _failed(f"the drain of {name} is no longer transom's: {node.reason_user}: {node.reason}")
+        if node.status.drain or down:
+            await self._slurm.resume(name, down=down)
         now = self._clock()
         said = Event(at=now, kind="undrained", node=name, message=f"{name} undrained by {args['who']}")
         back = NodeRecord(name=name, changed_at=now, data={KEY: now})

@@ -49,7 +49,7 @@ class Hands:
     async def _drain(self, node: SlurmNode | None, name: str, reason: str, dry_run: bool) -> Result:
         command = f"scontrol update nodename={name} state=drain reason={reason!r}"
         if node is None:
-            return _result(name, False, "Slurm does not know this node", "sinfo -N")
+            return _result(name, False, "Slurm does not know this node", "sinfo -N", missing=True)
         if drain_refusal(node):
             return _result(name, False, f"{drain_refusal(node)}; left as it is", f"scontrol show node {name}")
         if dry_run:
@@ -57,7 +57,7 @@ class Hands:
         return await self._carry_out(IntentKind.DRAIN, name, {"reason": reason}, command, "drained")
 
     async def undrain(self, names: Iterable[str], who: str, *, dry_run: bool) -> list[Result]:
-        """Resume nodes whose drain is still exactly as transom wrote it; nobody else's drain is undone."""
+        """Resume nodes whose reason is still exactly as transom wrote it, from DOWN too; nobody else's is undone."""
         nodes = await self._nodes()
         records = {r.name: r for r in await self._operator.db(self._operator.store.nodes)}
         return [await self._undrain(nodes.get(n), records.get(n), n, who, dry_run) for n in names]
@@ -65,27 +65,22 @@ class Hands:
     async def _undrain(
         self, node: SlurmNode | None, record: NodeRecord | None, name: str, who: str, dry_run: bool
     ) -> Result:
-        command = f"scontrol update nodename={name} state=undrain"
         if node is None:
-            return _result(name, False, "Slurm does not know this node", "sinfo -N")
-        if not node.status.drain:
+            return _result(name, False, "Slurm does not know this node", "sinfo -N", missing=True)
+        down = node.status.base == "DOWN"
+        if not node.status.drain and not down:
             return _result(name, False, "is not drained", "")
+        # Slurm brings no DOWN node back by itself whose reason is not its own any more.
+        command = f"scontrol update nodename={name} state={'resume' if down else 'undrain'}"
         if record is None or not owned(node, record):
-            said = f"was drained by {node.reason_user or 'somebody'}, not by transom: {node.reason}"
-            return _result(name, False, f"{said}; it is left alone", command)
+            said = "was drained" if node.status.drain else "was set DOWN"
+            by = f"by {node.reason_user or 'somebody'}, not by transom: {node.reason or 'no reason given'}"
+            return _result(name, False, f"{said} {by}; it is left alone", command)
         if dry_run:
-            return _result(name, False, "would be undrained", command)
+            return _result(name, False, f"would be {'resumed' if down else 'undrained'}", command)
         args = {"reason": record.drain_reason, "user": record.drain_user, "time": record.drain_time, "who": who}
-        result = await self._carry_out(IntentKind.UNDRAIN, name, args, command, "undrained")
-        return await self._still_down(name, result) if result["done"] else result
-
-    async def _still_down(self, name: str, result: Result) -> Result:
-        """Say so where the node is DOWN: Slurm brings none back by itself whose reason is not its own any more."""
-        node = ((await self._operator.nodes_now()).nodes or {}).get(name)
-        if node is None or node.status.base != "DOWN":
-            return result
-        command = f"scontrol update nodename={name} state=resume"
-        return _result(name, True, f"still DOWN to Slurm; once it is repaired: {command}", command)
+        done = "undrained; it was DOWN, and gets work when its slurmd answers" if down else "undrained"
+        return await self._carry_out(IntentKind.UNDRAIN, name, args, command, done)
 
     async def _carry_out(self, kind: IntentKind, name: str, args: Result, command: str, done: str) -> Result:
         intent = Intent(
@@ -107,5 +102,5 @@ class Hands:
         return dict(slurm.nodes)
 
 
-def _result(node: str, done: bool, message: str, command: str) -> Result:
-    return {"node": node, "done": done, "message": message, "command": command}
+def _result(node: str, done: bool, message: str, command: str, *, missing: bool = False) -> Result:
+    return {"node": node, "done": done, "message": message, "command": command, "missing": missing}

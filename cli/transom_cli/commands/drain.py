@@ -11,7 +11,7 @@ import click
 from transom_cli.ask import client, node_names
 from transom_cli.complete import complete_nodes
 from transom_cli.text import hosts, plain
-from transomd.errors import TransomError
+from transomd.errors import NotFoundError, TransomError
 from transomd.words import ExitCode
 
 
@@ -36,33 +36,46 @@ def drain(nodes: tuple[str, ...], reason: str, dry_run: bool) -> int:
 @click.argument("nodes", nargs=-1, required=True, shell_complete=complete_nodes)
 @click.option("--dry-run", is_flag=True, help="Only print the exact commands.")
 def undrain(nodes: tuple[str, ...], dry_run: bool) -> int:
-    """Put NODES back into service that were drained through transom. A drain that is somebody else's is never undone.
+    """Put NODES back into service that were drained through transom, also from DOWN: once a lost node is repaired. What
+    somebody else has drained or set DOWN is left as it is.
 
     \b
     Examples:
       transom undrain 'gpu-[1-4,7]'
+      transom undrain gpu-7 --dry-run
     """
     body = {"nodes": node_names(nodes), "dry_run": dry_run}
     return _show("undrained", client().post("/v1/nodes/undrain", body)["results"], dry_run)
 
 
 def _show(word: str, results: Sequence[Mapping[str, Any]], dry_run: bool) -> int:
-    """Print the results, nodes alike together. Raises TransomError when a node was not done."""
+    """Print the results, nodes alike together.
+
+    Raises NotFoundError where Slurm knows none of those that were not done, else TransomError where there are any.
+    """
     groups: dict[tuple[bool, str], list[str]] = {}
     for result in results:
         groups.setdefault((bool(result.get("done")), str(result.get("message") or "")), []).append(str(result["node"]))
         if dry_run and result.get("command"):
             print(plain(_command(result["command"])))
     for (done, message), names in groups.items():
-        said = "would be " + word if dry_run and done else word if done else "not " + word
-        more = "" if message in ("", said) else f": {plain(message)}"
-        print(f"{hosts(names)}: {said}{more}")
+        print(f"{hosts(names)}: {_said(word, done, plain(message), dry_run)}")
     missed = [str(result["node"]) for result in results if not result.get("done")]
+    missing = [str(result["node"]) for result in results if result.get("missing")]
+    if missing and (dry_run or missing == missed):
+        raise NotFoundError(f"Slurm has no node {hosts(missing)}", hint="transom nodes")
     if missed and not dry_run:
         raise TransomError(
             f"{len(missed)} of {len(results)} nodes were not {word}", hint=f"transom nodes {hosts(missed)}"
         )
     return ExitCode.OK
+
+
+def _said(word: str, done: bool, message: str, dry_run: bool) -> str:
+    if dry_run and message:
+        return message
+    said = word if done else f"not {word}"
+    return said if message in ("", said) else f"{said}: {message.removeprefix(said).lstrip('; ')}"
 
 
 def _command(command: Any) -> str:
