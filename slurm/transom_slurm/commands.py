@@ -254,7 +254,9 @@ class CommandClient:
 
     def _failure(self, argv: Sequence[str], done: Completed) -> SlurmError:
         operation = " ".join(argv[:3]) if argv[0] in ("scontrol", "scancel") else argv[0]
-        said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.rc} and no word").replace("\n", "; ")
+        said = (done.stderr.strip() or done.stdout.strip() or f"{done.end} and no word").replace("\n", "; ")
+        if done.rc < 0 and done.end not in said:
+            said = f"{done.end}; it had said: {said}"
         if done.rc < 0 or self._says(said, self._unavailable):
             return SlurmUnavailable(operation, said, hint="scontrol ping")
         if self._says(said, DENIED):

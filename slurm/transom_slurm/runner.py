@@ -40,6 +40,16 @@ class Completed:
     stderr: str
     seconds: float
 
+    @property
+    def end(self) -> str:
+        """How it ended, for people: ``exit code 2``, ``killed by SIGPIPE``."""
+        if self.rc >= 0:
+            return f"exit code {self.rc}"
+        try:
+            return f"killed by {signal.Signals(-self.rc).name}"
+        except ValueError:
+            return f"killed by signal {-self.rc}"
+
 
 class CommandError(Exception):
     """A command did not come to its own end."""

@@ -13,7 +13,7 @@ def test_power_loss_of_a_node(site: Site) -> None:
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "power")
     detail = check_end(site, job, drained={"n2"})
-    assert detail["launches"][-1]["nodes"] == ["n1", "n3", "n4"]
+    assert detail["launches"][-1]["nodes"] == ["n1", "n4", "n3"], "n4 takes the ranks of n2"
     assert (detail["incidents"][0]["class"], detail["incidents"][0]["nodes"]) == ("host", ["n2"])
     assert site.sandbox.slurm_states()["n2"].startswith("d"), "DOWN, and drained: it comes back by nothing of its own"
     site.sandbox.heal("n2")

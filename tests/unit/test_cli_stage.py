@@ -131,6 +131,14 @@ def test_all_folders_that_cannot_be_used_are_told(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("folder", ["/proc/ck", "/sys/kernel/a/b", "{tmp}/link/ck"])
+def test_the_kernels_own_folders_keep_no_checkpoints(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "link").symlink_to("/proc")
+    (fault,) = path_faults(a_spec(tmp_path, f"checkpoint: {{dir: {folder.format(tmp=tmp_path)}}}\n"))
+    assert fault.startswith("checkpoint.dir: ")
+    assert "keeps no files" in fault
+
+
 AS_NOBODY = """
 import os, sys
 from pathlib import Path

@@ -109,6 +109,7 @@ def test_a_checkpoint_folder_that_cannot_be_used(server: Recorded, tmp_path: Pat
     done = transom("submit", "job.yaml", socket=server.socket, cwd=tmp_path / "w")
     assert done.returncode == 2
     assert f"checkpoint.dir: {tmp_path}/file is in the way and no folder; name another" in done.stderr
+    assert "\n  next: name other folders, then: transom submit " in done.stderr
     assert server.requests == []
 
 

@@ -135,9 +135,15 @@ async def test_a_command_that_does_not_end_proves_nothing(verb: Verb, error: Exc
 
 @every_verb
 async def test_a_command_killed_by_a_signal_proves_nothing(verb: Verb) -> None:
-    client, _ = _client((-9, "", ""))
-    with pytest.raises(SlurmUnavailable):
+    client, _ = _client((-13, "", ""))
+    with pytest.raises(SlurmUnavailable, match="killed by SIGPIPE"):
         await verb(client)
+
+
+async def test_what_a_command_said_before_a_signal_killed_it_is_told_too() -> None:
+    client, _ = _client((-15, "", "squeue: something\n"))
+    with pytest.raises(SlurmUnavailable, match="killed by SIGTERM; it had said: squeue: something"):
+        await client.jobs()
 
 
 @pytest.mark.parametrize("verb", ["jobs", "nodes", "find", "steps"])

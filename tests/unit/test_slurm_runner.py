@@ -46,7 +46,11 @@ async def test_output_input_and_exit_code_come_through() -> None:
 
 
 async def test_a_signal_is_a_negative_exit_code() -> None:
-    assert (await run(["sh", "-c", "kill -9 $$"], env=ENV, timeout=10)).rc == -9
+    done = await run(["sh", "-c", "kill -9 $$"], env=ENV, timeout=10)
+    assert (done.rc, done.end) == (-9, "killed by SIGKILL")
+    realtime = await run(["sh", "-c", "kill -40 $$"], env=ENV, timeout=10)
+    assert realtime.end == "killed by signal 40"
+    assert (await run(["sh", "-c", "exit 2"], env=ENV, timeout=10)).end == "exit code 2"
 
 
 async def test_bytes_that_are_no_text_survive() -> None:

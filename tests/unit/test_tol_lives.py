@@ -11,6 +11,7 @@ from tol_world import SimWorld, quick_settings
 from transom_slurm.fake import SubmitFate
 from transom_sql.records import Intent
 
+from transomd.api.views import job_json
 from transomd.tee.types import Evidence
 from transomd.tol.attempts import next_attempt
 from transomd.words import Action, Blame, FailureClass, JobState, LauncherPhase, Role
@@ -555,6 +556,24 @@ async def test_a_job_that_was_done_and_forgotten_is_not_run_again() -> None:
     assert await world.end() is JobState.COMPLETED, world.story()
     assert len(world.launched) == 1
     world.check()
+    await world.close()
+
+
+async def test_where_a_job_was_is_known_though_nobody_heard_of_its_launches() -> None:
+    world = SimWorld()
+    await world.start_daemon()
+    await world.submit()
+    await world.until(lambda: bool(world.slurm.accepted))
+    await world.stop_daemon()
+    await world.run(600)
+    await world.start_daemon()
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert world.operator is not None
+    view = world.operator.read(1)
+    assert view is not None
+    assert view.launches == ()
+    assert job_json(view)["nodes"] == list(view.attempt.nodes) == ["n1", "n2", "n3", "n4"]
+    assert view.attempt.started_at is not None
     await world.close()
 
 

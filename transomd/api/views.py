@@ -35,8 +35,11 @@ def job_json(view: JobView, withheld: str = "") -> dict[str, Any]:
 def job_line(job: Job, latest: Latest, withheld: str = "") -> dict[str, Any]:
     """One job, as in lists: its incident without the evidence, of which there may be much."""
     attempt, current, checkpoint = latest.attempt, latest.launch, job.spec.get("checkpoint") or {}
+    over = attempt is not None and attempt.ended_at is not None
+    held = list(attempt.nodes) if attempt and not over else []
     nodes = list(current.nodes) if current and attempt and current.attempt == attempt.number else []
-    held = list(attempt.nodes) if attempt and attempt.ended_at is None else []
+    # Of a launch that nobody heard of, as while the daemon was away, only Slurm knows where it was.
+    nodes = list(attempt.nodes) if attempt and over and not nodes else nodes
     return {
         "id": job.id,
         "name": job.name,

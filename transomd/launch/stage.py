@@ -29,6 +29,9 @@ TOKEN_FILE = "token"
 SCRIPT_FILE = "script"
 LOGS = "logs"
 
+_KERNEL = ("/proc", "/sys")
+"""What root may write in, and still no file is kept there."""
+
 _OWN_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "TRANSOM_", "_TRANSOM_")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -90,7 +93,9 @@ def path_faults(spec: JobSpec) -> tuple[str, ...]:
     elif not os.access(workdir, os.R_OK | os.W_OK | os.X_OK):
         faults.append(f"workdir: you cannot write in {workdir}, where the run folder and its logs go; name another")
     nearest = next(folder for folder in (checkpoints, *checkpoints.parents) if os.path.lexists(folder))
-    if not nearest.is_dir():
+    if any(Path(os.path.realpath(checkpoints)).is_relative_to(kernel) for kernel in _KERNEL):
+        faults.append(f"checkpoint.dir: {checkpoints} is the kernel's and keeps no files; name another")
+    elif not nearest.is_dir():
         faults.append(f"checkpoint.dir: {nearest} is in the way and no folder; name another")
     elif not os.access(nearest, os.R_OK | os.W_OK | os.X_OK) and nearest != workdir:
         faults.append(f"checkpoint.dir: you cannot read and write in {nearest}; name another, or have it opened to you")

@@ -285,12 +285,14 @@ def allocation_ended(view: JobView, world: World, job: SlurmJob | Absence, now: 
         return open_incident(view, now, detected_by="slurm", reason=words)
     if not isinstance(job, SlurmJob) or not (facts.ended(job) or facts.requeued(job)):
         return None
+    # An attempt whose launcher was not heard of has no nodes yet: a diagnosis looks at them, and a person wants them.
+    was = view.attempt
+    attempt = replace(was, nodes=was.nodes or job.nodes, started_at=was.started_at or job.start_time)
+    view = replace(view, attempts=(*view.attempts[:-1], attempt))
     ending = final_end(view, world, job, now) if facts.ended(job) else None
     if ending is not None:
         return ending
     words = f"Slurm job {job.job_id} {'ended' if facts.ended(job) else 'was requeued'}: {job.state_text} {job.reason}"
-    # An attempt whose launcher never reported has no nodes yet, and the diagnosis must know whom to look at.
-    attempt = replace(view.attempt, nodes=view.attempt.nodes or job.nodes)
     return open_incident(view, now, detected_by="slurm", reason=words.rstrip(), attempt=attempt)
 
 

@@ -71,7 +71,8 @@ def _spec(job: str, sbatch: tuple[str, ...], overrides: tuple[str, ...]) -> JobS
     spec = load_job(source, overrides=overrides, sbatch=sbatch, cwd=cwd).resolve(cwd)
     faults = path_faults(spec)
     if faults:
-        raise SpecError(f"{job}: the job's folders cannot be used; nothing was submitted", faults)
+        message = f"{job}: the job's folders cannot be used; nothing was submitted"
+        raise SpecError(message, faults, hint=f"name other folders, then: transom submit {shlex.quote(job)} --dry-run")
     if spec.script:
         for replaced in read_options(Path(spec.script)).replaced:
             print(f"note: {plain(spec.script)}: {plain(replaced)}", file=sys.stderr)
