@@ -1,9 +1,10 @@
 # The targets that a person needs; `make help` lists them. Each sets up what it needs first, and a second run installs nothing.
 
 PYTHON := .venv/bin/python
-# Test processes side by side. The cluster tests mostly wait, so more of them than cores pays.
+# Test processes side by side. The cluster tests mostly wait, so more of them than cores pays; being the longest, they
+# come first, and the small ones fill up the end.
 WORKERS ?= 4
-TESTS ?= tests/unit tests/contract tests/cluster
+TESTS ?= tests/cluster tests/contract tests/unit
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test chaos bench check wheel-smoke docs clean
@@ -17,7 +18,7 @@ demo: ## Set everything up, then show a training job that survives the loss of a
 
 test: ## Set everything up, then run all tests, on a real Slurm in a sandbox too (root; at most 15 minutes)
 	@scripts/bootstrap
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS)
 
 chaos: ## The slow tests, then random faults on three training jobs for 10 minutes, or HOURS=; SEED=, REPORT= (root)
 	@scripts/bootstrap

@@ -43,17 +43,19 @@ def _kind(name: str, *verdicts: str, **more: Any) -> Kind:
 
 
 _LOST: dict[str, Any] = {"named": True, "drains": True, "until_over": True}
+# A node that is lost at the moment of a launch fails it: nothing can be started there.
+_GONE = ("host/node", "launcher/node")
 _HANG = ("nccl-hang/unknown", "nccl-hang/node", "unknown/unknown")
 _AWAY = ("launcher/unknown",)
 _QUIET: dict[str, Any] = {"must": False, "lasts_s": (5.0, 12.0)}
 _HUB: dict[str, Any] = {"must": False, "target": "hub"}
 
 KINDS: tuple[Kind, ...] = (
-    _kind("power", "host/node", **_LOST, weight=1.5),
-    _kind("net-cut", "host/node", **_LOST, weight=1.5),
-    _kind("slurmd-kill", "host/node", **_LOST),
-    _kind("slurmd-stop", "host/node", **_LOST),
-    _kind("munge-stop", "host/node", **_LOST),
+    _kind("power", *_GONE, **_LOST, weight=1.5),
+    _kind("net-cut", *_GONE, **_LOST, weight=1.5),
+    _kind("slurmd-kill", *_GONE, **_LOST),
+    _kind("slurmd-stop", *_GONE, **_LOST),
+    _kind("munge-stop", *_GONE, **_LOST),
     _kind("stepd-kill", *_HANG, must=False, explains_s=900.0),
     _kind("stepd-kill:batch", *_HANG, "host/node", "launcher/unknown", must=False, target="batch"),
     _kind("rank-kill", *_HANG, weight=2.0),
