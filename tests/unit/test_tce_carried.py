@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tce_keepers import own_place, wait_for
-from tce_nodes import nodes, on, pair
+from tce_nodes import Node, nodes, on, pair
 from test_tce_replica import flip
 
 from transomd.tce import CheckpointEngine
@@ -41,10 +41,11 @@ def stored(directory: Path) -> list[tuple[int, int]]:
     return [(each.step, each.epoch) for each in list_checkpoints(directory) if each.complete]
 
 
-def loaded(directory: Path, first: CheckpointEngine, source: str, step: int) -> CheckpointEngine:
-    """The next start, which fences the first one before that is gone; it loads a step."""
+def loaded(directory: Path, first: CheckpointEngine, node: Node, source: str, step: int) -> CheckpointEngine:
+    """The next start, which fences the first one before that is gone; it loads a step on ``node``."""
     engine = engine_of(directory, 2)
     first._close(0, leave=False)
+    node.status()  # whose keeper has noticed by now that the first one is gone
     state: dict[str, Any] = {"mine": torch.zeros(70)}  # less than was saved
     assert engine.load(state) == step
     assert source in engine.resumed_from
@@ -60,7 +61,7 @@ def test_the_copy_of_a_lost_node_comes_to_storage_whole(directory: Path) -> None
         n1.kill()
         pair([n2, n3], {"n3": "n2"}, epoch=2)
         on(n3)
-        second = loaded(directory, engine, "copy of another node", 7)
+        second = loaded(directory, engine, n3, "copy of another node", 7)
         assert wait_for(lambda: stored(directory) == [(7, 2)], 60), n3.status()
         # Now the loss of both that hold it costs nothing.
         n2.kill()
@@ -82,7 +83,7 @@ def test_a_damaged_own_slot_is_not_made_this_start_s_own_but_the_copy_is(directo
         engine.save(7, state_of(7, 0)).wait("replica", timeout=60)
         flip(n1, 0, copy=False)
         pair([n1, n2], {"n1": "n2"}, epoch=2)
-        second = loaded(directory, engine, "copy of another node", 7)
+        second = loaded(directory, engine, n1, "copy of another node", 7)
         assert wait_for(lambda: stored(directory) == [(7, 2)], 60), n1.status()
         second.close(0)
         third = CheckpointEngine(directory, rank=0, world_size=1, epoch=3, memory=False)
@@ -97,7 +98,7 @@ def test_a_step_of_its_own_memory_comes_to_storage_whatever_storage_gets(directo
         on(n1)
         engine = engine_of(directory, 1)
         engine.save(7, state_of(7, 0))
-        second = loaded(directory, engine, "memory", 7)
+        second = loaded(directory, engine, n1, "memory", 7)
         assert wait_for(lambda: stored(directory) == [(7, 2)], 60), n1.status()
         second.close(0)
 

@@ -28,6 +28,8 @@ from transomd.tce.replicate.partners import failure_domain
 REDIAL_S = 0.5
 CONNECT_TIMEOUT_S = 5.0
 LOOK_S = 1.0
+COPIES = ("partner", "no_partner", "replica_problem", "keeps", "aim", "copies")
+"""What is told of a keeper's status beside its ranks."""
 PROBE = Path(__file__).parent.parent / "health" / "probe.py"
 LINE_LIMIT = 4 * 1024 * 1024
 
@@ -44,6 +46,7 @@ class Agent:
         self._jobs: set[asyncio.Task[None]] = set()
         self._keeping = Keeping(run_dir.root, self.slurm_job_id)
         self._ranks: list[dict[str, Any]] = []
+        self._copies: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Serve launchers one after another, for as long as the allocation lasts (Slurm then sends SIGTERM).
@@ -87,7 +90,7 @@ class Agent:
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
         while True:
-            self._send(writer, {"t": "beat", "checkpoints": self._ranks})
+            self._send(writer, {"t": "beat", "checkpoints": self._ranks, "copies": self._copies})
             await writer.drain()
             await asyncio.sleep(self.heartbeat_s)
 
@@ -95,9 +98,10 @@ class Agent:
         """Keep what the beats say of this node's checkpoints; a keeper that does not answer says nothing."""
         while True:
             try:
-                self._ranks = list((await asyncio.to_thread(self._keeping.status))["ranks"])
+                told = await asyncio.to_thread(self._keeping.status)
+                self._ranks, self._copies = list(told["ranks"]), {name: told[name] for name in COPIES}
             except (OSError, ValueError, KeyError):
-                self._ranks = []
+                self._ranks, self._copies = [], {}
             await asyncio.sleep(max(self.heartbeat_s, LOOK_S))
 
     def _spawn(self, writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
@@ -130,6 +134,8 @@ class Agent:
             return await self._keeper()
         if what == "peers":
             return self._keeping.meet({key: request[key] for key in ("epoch", "me", "partner", "keepers")})
+        if what == "keep":
+            return await asyncio.to_thread(self._keeping.keep, request["steps"], request["aim"])
         if what == "flush":
             return await self._keeping.end()
         if what == "probe":

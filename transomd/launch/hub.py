@@ -40,6 +40,7 @@ class Hub:
         self._heard: dict[str, float] = {}
         self._address_of: dict[str, str] = {}
         self._checkpoints: dict[str, list[dict[str, Any]]] = {}
+        self._copies: dict[str, dict[str, Any]] = {}
         self._numbers = itertools.count(1)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,6 +83,10 @@ class Hub:
     def checkpoints(self, nodes: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
         """Return what the keepers of these nodes said last of each rank's checkpoints."""
         return {node: self._checkpoints.get(node, []) for node in nodes}
+
+    def copies(self, nodes: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return what the keepers of these nodes said last of the copies that they make and hold; those that did."""
+        return {node: self._copies[node] for node in nodes if self._copies.get(node)}
 
     async def ask(self, node: str, what: str, timeout_s: float, **arguments: Any) -> Any:
         """Send one request and return its answer. Raises AgentGone, or ValueError with the agent's own error."""
@@ -144,6 +149,7 @@ class Hub:
     def _take(self, node: str, line: _Line, message: dict[str, Any]) -> None:
         if message.get("t") == "beat":
             self._checkpoints[node] = list(message.get("checkpoints") or ())
+            self._copies[node] = dict(message.get("copies") or {})
             return
         future = line.waiting.get(message.get("id") or 0)
         if message.get("t") != "reply" or future is None or future.done():
@@ -160,3 +166,4 @@ class Hub:
         if self._lines.get(node) is line:
             del self._lines[node]
             self._checkpoints.pop(node, None)
+            self._copies.pop(node, None)

@@ -101,6 +101,10 @@ class Keeping:
         """What the keeper holds (see ``transomd.tce.memory.desk.Desk.status``). Raises OSError or ValueError."""
         return self._ask({"op": "status"})
 
+    def keep(self, steps: list[list[int]], aim: list[int] | None) -> None:
+        """Have it keep the copies of these steps, and copy the first from ``aim`` on. Raises OSError, ValueError."""
+        self._ask({"op": "keep", "steps": steps, "aim": aim})
+
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(STATUS_S)

@@ -184,7 +184,7 @@ class Launcher:
         told = {n: [r for r in ranks if r["directory"] == folder] for n, ranks in heard.items()}
         ranks = [rank for each in told.values() for rank in each]
         return {
-            "stages": stages.newest(ranks, len(nodes) * self.spec.tasks_per_node),
+            "stages": stages.newest(ranks, len(nodes) * self.spec.tasks_per_node, self.runs.agreement.newest),
             "checkpoint_trouble": stages.trouble(told),
             "checkpoints_skipped": sum(rank["skipped"] for rank in ranks),
         }

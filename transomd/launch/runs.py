@@ -12,6 +12,7 @@ from transom_slurm.nodesets import fold
 
 from transomd.api.wire import FailureReport, LaunchOrder, LaunchReport
 from transomd.launch.agents import Agents
+from transomd.launch.agreeing import Agreement
 from transomd.launch.course import Course
 from transomd.launch.folder import CheckpointFolder
 from transomd.launch.hub import AgentGone
@@ -49,6 +50,7 @@ class Runs:
         self._course = course
         self._program: Program | None = None
         self._pairing: Pairing | None = None
+        self.agreement = Agreement(agents, os.path.abspath(folder.path), spec.nodes * spec.tasks_per_node)
         self._logs: LogWatch | None = None
         self._bad_exit_at: float | None = None
 
@@ -72,6 +74,7 @@ class Runs:
         try:
             self._pairing = Pairing(self._agents.hub, epoch, order.nodes, self._agents.alive)
             await self._pairing.start()
+            self.agreement.start()
             port = int(await self._agents.hub.ask(order.nodes[0], "port", PORT_S))
             await self._start(order, epoch, port)
         except (AgentGone, OSError, ValueError) as error:
@@ -256,6 +259,7 @@ class Runs:
             self._program = None
 
     def _unpair(self) -> None:
+        self.agreement.stop()
         if self._pairing is not None:
             self._pairing.stop()
             self._pairing = None

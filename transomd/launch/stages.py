@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from transomd.tce.replicate.agreement import Step
 from transomd.words import Stage
 
 Json = Mapping[str, Any]
 
 
-def newest(told: Iterable[Json], world_size: int) -> list[dict[str, Any]]:
+def newest(told: Iterable[Json], world_size: int, copied: tuple[Step, float] | None = None) -> list[dict[str, Any]]:
     """Return, for each stage, the newest step that every rank has there: ``{stage, step, epoch, at}``.
 
     ``told`` is what keepers say of each rank (``Tenant.status``). A stage that not every rank of ``world_size`` has
     reached in one epoch is left out: what some ranks have cannot be resumed from. ``at`` is when the last rank got
-    there.
+    there. ``copied``: the newest step of which every rank has a copy, as ranks leave out different ones, and when.
     """
     by_rank = {one["rank"]: one.get("stages") or {} for one in told}
     found = []
     for stage in Stage:
+        if stage is Stage.REPLICA:
+            if copied is not None:
+                (epoch, step), at = copied
+                found.append({"stage": stage.value, "step": step, "epoch": epoch, "at": at})
+            continue
         there = [stages[stage.value] for stages in by_rank.values() if stage.value in stages]
         if len(there) < world_size or len({one["epoch"] for one in there}) != 1:
             continue

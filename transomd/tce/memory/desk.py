@@ -147,6 +147,9 @@ class Desk:
             for tenant in self._tenants.values():
                 self._tell(tenant, {"t": "partner", "none": self.office.no_partner})
             line.queue({"id": message.get("id")})
+        elif asked == "keep":
+            self.office.keep(message)
+            line.queue({"id": message.get("id")})
         elif asked == "bye":
             self._leaving.add(_key(guest))
             self._tenant(guest).abandon()

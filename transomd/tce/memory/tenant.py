@@ -123,6 +123,11 @@ class Tenant:
         self._bell.set()
         self._digester.ring()
 
+    @property
+    def quiet_for(self) -> float:
+        """Seconds since the newest step was staged."""
+        return time.time() - self.newest["memory"][2] if "memory" in self.newest else 0.0
+
     def staged(self) -> list[Entry]:
         """Every good staged slot, newest first."""
         return [entry for entry in staged(list(self.arenas)) if (id(entry[0]), entry[2].seq) not in self._bad]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,10 +21,13 @@ from transomd.tce.manifest import FileRecord
 from transomd.tce.memory.arena import Arena, rounded, staged, whole_size
 from transomd.tce.memory.slots import WRITING, SlotState
 from transomd.tce.memory.table import Place, Table, decode, encode, images
+from transomd.tce.replicate.agreement import Step, writable
 from transomd.tce.replicate.peer import CHUNK
 
 log = logging.getLogger("transom.tce.keeper")
 SLOTS = 2
+AGREE_S = 10.0
+"""How long a copy stays for all ranks to have one of the same step, where an older one is kept that all have."""
 Entry = tuple[Arena, int, SlotState]
 Key = tuple[str, int]
 Digests = dict[str, tuple[FileRecord, ...]]
@@ -33,6 +37,10 @@ Told = dict[str, list[list[str]]]
 
 class Refused(Exception):
     """A copy is not taken; the text says why."""
+
+
+class NotYet(Refused):
+    """It is taken later, when what is here is needed no more."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,9 @@ class Copy:
         self.rank = rank
         self.arenas: list[Arena] = []
         self.busy = threading.Lock()
+        self.keeps: frozenset[Step] = frozenset()
+        self.aim: Step | None = None
+        self._published_at = 0.0
         self._incoming: Incoming | None = None
         self._digests: dict[tuple[int, int, SlotState], Digests] = {}
         self._bad: set[tuple[int, SlotState]] = set()
@@ -165,21 +176,28 @@ class Copy:
         return self._incoming
 
     def _room(self, offer: Offer, make: Callable[[int], Arena]) -> tuple[Arena, int]:
-        """A slot, marked WRITING, that is large enough: never the newest copy, never one that somebody reads."""
+        """A large enough slot, marked WRITING, that may be written over (``writable``) and that nobody reads."""
         size = offer.state.table_offset + offer.state.table_bytes
         if not self.arenas or self.arenas[-1].slot_bytes < size:
             self.arenas = [*self.arenas, make(rounded(size))]
         arena = self.arenas[-1]
-        newest = next(iter(self.staged()), None)
-        for slot in sorted(range(arena.slots), key=lambda each: arena.state(each).order):
-            if newest is not None and newest[0] is arena and newest[1] == slot:
-                continue
+        whole = {entry[1] for entry in self.staged() if entry[0] is arena}
+        free = writable(arena.states(), whole, self.keeps, self._given_up())
+        if not free:
+            raise NotYet("the copies that are here are kept until all ranks have a newer one")
+        for slot in free:
             before = arena.state(slot)
             arena.set_state(slot, SlotState(WRITING, before.seq, offer.state.step, offer.state.epoch))
             if not arena.used(slot):
                 return arena, slot
             arena.set_state(slot, before)
         raise Refused("the older copy is being read")
+
+    def _given_up(self) -> bool:
+        """Whether the newest copy is not to be waited for any more: others have another step, or take too long."""
+        newest = next(iter(self.staged()), None)
+        passed = self.aim is not None and newest is not None and (newest[2].epoch, newest[2].step) < self.aim
+        return passed or time.monotonic() - self._published_at > AGREE_S
 
     def finish(self) -> list[str]:
         """Publish what was received, if all of it matches; else the parts that do not, which are then missing again."""
@@ -200,12 +218,14 @@ class Copy:
         self._digests = {key: value for key, value in self._digests.items() if key in held}
         self._digests[id(got.arena), got.slot, state] = taken
         got.arena.set_state(got.slot, state)
+        self._published_at = time.monotonic()
         self._drop_outgrown()
         return []
 
     def _drop_outgrown(self) -> None:
+        kept = {id(entry[0]) for entry in self.staged() if (entry[2].epoch, entry[2].step) in self.keeps}
         for arena in self.arenas[:-1]:
-            if not any(arena.used(slot) for slot in range(arena.slots)):
+            if id(arena) not in kept and not any(arena.used(slot) for slot in range(arena.slots)):
                 self.arenas = [other for other in self.arenas if other is not arena]
 
     @property
@@ -223,13 +243,24 @@ class Copies:
 
     def __init__(self, refusal: Callable[[int], str]) -> None:
         self._refusal = refusal
+        self.keeps: frozenset[Step] = frozenset()
+        self.aim: Step | None = None
         self._all: dict[Key, Copy] = {}
         self._lock = threading.Lock()
 
     def of(self, key: Key) -> Copy:
         """The copies of a rank, made if need be."""
         with self._lock:
-            return self._all.setdefault(key, Copy(*key))
+            copy = self._all.setdefault(key, Copy(*key))
+            copy.keeps, copy.aim = self.keeps, self.aim
+            return copy
+
+    def keep(self, steps: frozenset[Step], aim: Step | None) -> None:
+        """Write over no copy of these steps until told otherwise; others from before ``aim`` may go."""
+        with self._lock:
+            self.keeps, self.aim = steps, aim
+            for copy in self._all.values():
+                copy.keeps, copy.aim = steps, aim
 
     def all(self, directory: str | None = None) -> list[Copy]:
         """Those of one directory, or of all."""
@@ -264,7 +295,9 @@ class Copies:
             return arena
 
     def tidy(self, offer: Offer) -> None:
-        """After two steps of one epoch have come, what is of earlier epochs is needed no more: that epoch has begun."""
+        """After two steps of one epoch have come, and all ranks have one, earlier epochs are needed no more."""
+        if any(epoch < offer.state.epoch for epoch, _ in self.keeps):
+            return
         states = [entry[2] for entry in self.of(offer.key).staged()]
         if len(states) == SLOTS and all(state.epoch == offer.state.epoch for state in states):
             with self._lock:

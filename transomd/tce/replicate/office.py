@@ -64,6 +64,14 @@ class Office:
         self._sender.turn_to((partner, there[:2]) if there else None)
         self.no_partner = "" if there else "no other node of this launch can hold a copy"
 
+    def keep(self, message: Message) -> None:
+        """Learn from the launcher which copies to keep, and from which step on to copy. ValueError if it is wrong."""
+        steps = frozenset((int(epoch), int(step)) for epoch, step in message["steps"])
+        aim = (int(message["aim"][0]), int(message["aim"][1])) if message["aim"] else None
+        self.copies.keep(steps, aim)
+        if self._sender is not None:
+            self._sender.aim_at(aim)
+
     def ring(self) -> None:
         """There is something new to copy."""
         if self._sender is not None:
@@ -111,6 +119,8 @@ class Office:
             "port": self._post.port if self._post else 0,
             "partner": sender.partner if sender else "",
             "no_partner": self.no_partner,
+            "aim": self.copies.aim,
+            "keeps": sorted(map(list, self.copies.keeps)),
             "replica_problem": sender.problem if sender else "",
             "copies": [
                 {"rank": copy.rank, "directory": copy.directory, "bytes": copy.bytes, "steps": steps_of(copy)}

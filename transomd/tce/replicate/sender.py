@@ -21,6 +21,8 @@ AGAIN_S = 0.05
 """How soon what the partner may have by itself in a moment is offered again."""
 LOOK_S = 2.0
 """How often it is seen whether the partner's keeper is still there: what a new one lacks is copied again."""
+QUIET_S = 1.5
+"""After so long without a save the newest is copied, too: the program may be waiting for it."""
 INSIST_S = 10.0
 """How long it is left to the partner to have it by itself."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
@@ -38,6 +40,7 @@ class Sender:
         self._token = token
         self._tenants = tenants
         self._begun = begun
+        self._aim: Step | None = None
         self._partner: Address | None = None
         self._peer: Peer | None = None
         self._peer_of: Address | None = None
@@ -63,6 +66,12 @@ class Sender:
             self._sent, self._put_off, self._later, self.problem = {}, {}, {}, ""
             self._refusals, self._pauses = {}, {}
         self.ring()
+
+    def aim_at(self, step: Step | None) -> None:
+        """Copy of each rank the first step that is saved from there on, and then none until told anew (None: any)."""
+        if step != self._aim:
+            self._aim = step
+            self.ring()
 
     def ring(self) -> None:
         """There may be something to copy."""
@@ -92,7 +101,7 @@ class Sender:
         now = time.monotonic()
         ends = [*self._later.values(), *(end for _, end in self._refusals.values())]
         waits = [max(0.001, end - now) for end in ends]
-        return min([*waits, LOOK_S] if self._peer else waits, default=None)
+        return min([*waits, LOOK_S] if self._peer or self._aim else waits, default=None)
 
     def _keys(self) -> list[Key]:
         return [(str(tenant.directory), tenant.rank) for tenant in self._tenants()]
@@ -127,12 +136,18 @@ class Sender:
     def _choose(self, tenant: Tenant, key: Key) -> Entry | None:
         """What to copy next of a rank: nothing older than what was copied.
 
-        Ranks that copy different steps would share none. So first what another node has begun to copy; of several that
-        wait, the one whose number is roundest, which all ranks see alike.
+        Ranks that copy different steps would share none. So the first one from the aim on; without an aim what another
+        node has begun to copy; of several that wait, the one whose number is roundest, which all ranks see alike.
         """
         last = max(self._sent.get(key, (-1, -1, -1)), self._refused_until_now(key))
         new = [entry for entry in tenant.staged() if entry[2].order > last]
         ready = [entry for entry in new if tenant.digested(entry) and not crowded(entry[0], entry[1])]
+        aim = self._aim
+        if aim is not None and aim[0] == max((entry[2].epoch for entry in ready), default=-1):
+            due = [entry for entry in ready if (entry[2].epoch, entry[2].step) >= aim]
+            if not due and tenant.quiet_for > QUIET_S:
+                return max(ready, key=lambda entry: entry[2].order, default=None)
+            return None if last[:2] >= aim else min(due, key=lambda entry: entry[2].order, default=None)
         begun = self._begun.get(key[0])
         return max(ready, key=lambda entry: _rank_of(entry[2], begun), default=None)
 

@@ -14,7 +14,7 @@ from xxhash import xxh3_128_digest
 from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.slots import STAGED, SlotState
 from transomd.tce.memory.table import Place
-from transomd.tce.replicate.copies import Copies, Incoming, Offer, Refused, piece
+from transomd.tce.replicate.copies import Copies, Incoming, NotYet, Offer, Refused, piece
 from transomd.tce.replicate.peer import CHUNK, END, STOPPED, Peer
 
 ROUNDS = 4
@@ -101,6 +101,8 @@ def receive(peer: Peer, offer: Offer, copies: Copies, here: Here, insist: bool, 
         copies.tidy(offer)
         peer.send({"t": DONE})
         return ""
+    except NotYet as error:
+        return _answer(peer, LATER, str(error))
     except (Refused, ValueError) as error:
         return _answer(peer, REFUSED, str(error))
     finally:
