@@ -191,26 +191,36 @@ def test_nothing_is_proposed_for_a_node_that_is_out_of_service_or_unknown() -> N
     assert rules.propose(found, None, settings, 9.0) == ()
 
 
-def test_a_node_that_slurm_drained_faster_for_our_prolog_still_gets_the_reason() -> None:
-    found, enforcing = [absorbed(NEW, 1.7, BAD)], site(gpu_count="drain")
-    settings = parse_settings('[health.modes]\ngpu-count = "drain"\n')
-
-    def proposed(settings: Settings, reason: str, at: float | None) -> int:
-        drained = node(state="IDLE+DRAIN", reason=reason, reason_time=at)
-        return len(rules.propose(found, drained, settings, 9.0))
-
-    assert proposed(enforcing, "Prolog error", 1.0) == 1
-    assert proposed(enforcing, "Prolog error", 0.0) == 0, "that was before"
-    assert proposed(enforcing, "Prolog error", None) == 0
-    assert proposed(enforcing, "fan", 2.0) == 0
-    assert proposed(settings, "Prolog error", 2.0) == 0, "our prolog fails for nobody"
-
-
 def test_slurm_gets_time_to_drain_by_itself_where_a_prolog_fails() -> None:
-    (intent,) = rules.propose([absorbed(NEW, 1.0, BAD)], node(), site(gpu_count="drain"), 9.0, frozenset({"n1"}))
+    found, enforcing = [absorbed(NEW, 1.0, BAD)], site(gpu_count="drain")
+    (intent,) = rules.propose(found, node(), enforcing, 9.0, {"n1": 42})
     assert intent.not_before == 9.0 + rules.PROLOG_GRACE_S
-    assert intent.args["over"] == "Prolog error"
-    assert intent.args["reason_over"] == "transom[gpu-count] Prolog error job=7: shows 7"
+    assert intent.args["reason_over"] == "transom[gpu-count] Prolog error job=42: shows 7", "the job that was refused"
+    settings = parse_settings('[health.modes]\ngpu-count = "drain"\n')
+    for site_file, refusing in ((enforcing, {}), (settings, {"n1": 42})):
+        (other,) = rules.propose(found, node(), site_file, 9.0, refusing)
+        assert "over" not in other.args, "no prolog of ours fails"
+        assert other.not_before == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "at", "ours"),
+    [
+        ("Prolog error", 9.0, True),
+        ("Prolog error", 9.0 + rules.PROLOG_DRAINS_S, True),
+        ("Prolog error", 8.0, False),
+        ("Prolog error", 10.0 + rules.PROLOG_DRAINS_S, False),
+        ("Prolog error", None, False),
+        ("fan", 9.0, False),
+    ],
+)
+def test_only_what_follows_our_answer_at_once_is_our_prologs_doing(reason: str, at: float | None, ours: bool) -> None:
+    """A site has prologs of its own, and Slurm has the same two words for every one that fails."""
+    (intent,) = rules.propose([absorbed(NEW, 1.0, BAD)], node(), site(gpu_count="drain"), 9.4, {"n1": 42})
+    drained = node(state="IDLE+DRAIN", reason=reason, reason_time=at)
+    assert rules.fell_to_our_prolog(drained["n1"], intent.args) is ours
+    assert not rules.fell_to_our_prolog(drained["n1"], {**intent.args, "over_since": None})
+    assert rules.propose([absorbed(NEW, 1.0, BAD)], drained, site(gpu_count="drain"), 9.4, {"n1": 42}) == ()
 
 
 def test_comments_are_as_they_should_be_and_never_over_a_persons() -> None:

@@ -127,7 +127,7 @@ def launcher(tmp_path: Path, daemon: Daemon, clock: Clock, watch: Watch) -> tupl
     made.runs.launch = launch  # type: ignore[method-assign]
     made._not_unfit = fit  # type: ignore[method-assign]
     made.agents.hub._heard = dict.fromkeys(options.nodes, time.monotonic() + 60)
-    made._grant, made._restarts_left = Grant(restarts=1, until=time.time() + 600), 1
+    made._grant, made._granted_at, made._restarts_left = Grant(restarts=1, for_s=600), time.monotonic(), 1
     made.course.phase = LauncherPhase.FAILED
     made.course.failure = FailureReport(epoch=1, detected_at=1.0, detected_by="exit")
     return made, launched
@@ -163,8 +163,26 @@ async def test_a_renewed_grant_allows_restarts_again(tmp_path: Path, daemon: Dae
     made, _ = launcher(tmp_path, daemon, Clock(), Watch())
     made.course.phase, made._restarts_left = LauncherPhase.RUNNING, 0
     made.course.launches = [LaunchReport(epoch=1, nodes=["n1", "n2"], started_at=1.0)]
-    await made._obey(Directive(gate="open", grant=Grant(restarts=1, until=time.time() + 600)))
+    await made._obey(Directive(gate="open", grant=Grant(restarts=1, for_s=600)))
     assert made._restarts_left == 1
+
+
+async def test_a_grant_lasts_as_long_as_it_was_given_for_whatever_the_time_of_day(
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, launched = launcher(tmp_path, daemon, clock := Clock(), Watch(report_s=60))
+    daemon.away = True
+    await made._report_if_due()
+    clock.now += 100
+    real = time.time
+    for ahead in (-5 * 3600.0, 5 * 3600.0):
+        monkeypatch.setattr(time, "time", lambda ahead=ahead: real() + ahead)
+        made._restarts_left = 1
+        await made._alone()
+    assert len(launched) == 2
+    made._restarts_left, made._granted_at = 1, time.monotonic() - 601
+    await made._alone()
+    assert len(launched) == 2, "it is over"
 
 
 def test_progress_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path, daemon: Daemon) -> None:

@@ -81,19 +81,19 @@ OPEN = Directive(
     launch=LaunchOrder(epoch=2, nodes=["n1"]),
     fence_epoch=1,
     stop="give up",
-    grant=Grant(restarts=2, until=NOW + 600),
+    grant=Grant(restarts=2, for_s=600),
 )
 
 
 def test_a_launcher_starts_ends_and_is_granted_nothing() -> None:
-    held = held_directive(OPEN, report("failed", 1), view(), "paused", NOW)
+    held = held_directive(OPEN, report("failed", 1), view(), "paused")
     assert (held.gate, held.launch, held.fence_epoch, held.stop) == ("hold", None, None, "")
-    assert held.grant == Grant(restarts=0, until=NOW)
+    assert held.grant == Grant(restarts=0, for_s=0.0)
     assert held.message == "paused"
 
 
 def test_a_launch_that_runs_goes_on() -> None:
-    held = held_directive(OPEN, report("running", 1, 2), view(), "paused", NOW)
+    held = held_directive(OPEN, report("running", 1, 2), view(), "paused")
     assert (held.gate, held.launch) == ("open", OPEN.launch)
 
 
@@ -102,7 +102,7 @@ def test_a_launch_that_runs_goes_on() -> None:
     [(OPEN, "done", ""), (OPEN, "running", "ann"), (Directive(gate="refuse"), "gate", "")],
 )
 def test_an_end_that_is_nobodys_act_is_told_as_ever(answer: Directive, phase: str, cancelled: str) -> None:
-    assert held_directive(answer, report(phase), view(cancelled=cancelled), "paused", NOW) is answer
+    assert held_directive(answer, report(phase), view(cancelled=cancelled), "paused") is answer
 
 
 def test_sentences() -> None:

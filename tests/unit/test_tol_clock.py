@@ -54,6 +54,44 @@ async def test_an_act_that_was_put_off_before_the_clock_was_set_back_is_done(wor
     await world.until(lambda: world.view().attempt.slurm_job_id is not None, "the job is submitted", within_s=120)
 
 
+JUMPS = [-5 * 3600.0, 5 * 3600.0]
+MOMENTS = ("submitted", "queued", "checking", "running", "fault", "recovering")
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_job_gets_through_though_the_clock_jumps_by_hours(world: SimWorld, moment: str, jump: float) -> None:
+    clock = Clock(world)
+    await world.start_daemon()
+    await world.submit()
+    world.at_step(8, lambda _: world.power_loss("n2"))
+    states = {"fault": "running", "running": "running"}
+    if moment == "fault":
+        await world.until(lambda: not world.slurm.powered("n2"), "the fault", within_s=300)
+    elif moment != "submitted":
+        await world.until(lambda: world.state().value == states.get(moment, moment), moment, within_s=300)
+    clock.ahead = jump
+    began = world.now
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert world.now - began < 1800
+    assert set(world.drained()) <= {"n2"}
+    assert len(world.slurm.accepted) <= 2
+
+
+async def test_a_restart_from_a_clearing_of_the_future_hides_nothing_for_long(world: SimWorld) -> None:
+    clock = Clock(world)
+    clock.ahead = 5 * 3600.0
+    await world.start_daemon()
+    world.slurm.drain_by_person("n3", "swap GPU 2")
+    await world.run(20)
+    world.slurm.resume_by_person("n3")
+    await world.run(20)
+    clock.ahead = 0.0
+    await world.run(10)
+    assert world.operator is not None
+    assert world.operator.clearings.at["n3"] <= world.now
+
+
 async def test_acts_are_looked_for_again_after_a_read_that_the_database_failed(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,7 @@ def test_a_launcher_is_let_through_only_with_the_recorded_attempt_and_job(data: 
     view = data.draw(views())
     attempt = view.attempts[-1] if view.attempts else data.draw(attempts(1))
     report = data.draw(reports(attempt))
-    told = directive(view, report, SITE, NOW)
+    told = directive(view, report, SITE)
     fits = bool(view.attempts) and report.attempt == view.attempt.number
     fits = fits and view.attempt.slurm_job_id in (None, report.slurm_job_id)
     fits = fits and report.generation >= view.attempt.generation

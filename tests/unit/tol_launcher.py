@@ -56,6 +56,7 @@ class SimLauncher:
         self._poll_s = 0.5
         self._changed = True
         self._grant: Grant | None = None
+        self._granted_at = 0.0
         self._restarts_left = 0
         self._barred: set[str] = set()
 
@@ -160,6 +161,7 @@ class SimLauncher:
         self._poll_s, self._barred = directive.poll_s, set(directive.barred)
         if directive.grant is not None:
             self._grant, self._restarts_left = directive.grant, directive.grant.restarts
+            self._granted_at = self.world.now
         if directive.gate == "refuse" and self._superseded():
             # The end of the batch script would end the Slurm job, and with it the launcher that took over.
             self.idle = True
@@ -189,7 +191,11 @@ class SimLauncher:
     def _alone(self) -> None:
         gate = self.phase is LauncherPhase.GATE and self._silent() > self.world.settings.health.gate_timeout_s
         waits = self._silent() > max(self.world.settings.watch.heartbeat_timeout_s, ABSENT_S)
-        granted = self._grant is not None and self._restarts_left > 0 and self.world.now < self._grant.until
+        granted = (
+            self._grant is not None
+            and self._restarts_left > 0
+            and self.world.now - self._granted_at < self._grant.for_s
+        )
         if self.phase is LauncherPhase.FAILED and waits and granted:
             self._restarts_left -= 1
         elif not gate:

@@ -226,10 +226,13 @@ class LaunchOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What the launcher may do while the daemon does not answer: so many restarts in place, until a time."""
+    """What the launcher may do while the daemon does not answer: so many restarts in place, for so many seconds.
+
+    Counted from when it was received, by a clock that nobody sets: the daemon's and the node's time of day may differ.
+    """
 
     restarts: int
-    until: float
+    for_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from transomd.health.profile import Profile
 from transomd.tee.types import Evidence
 
 
-def may_restart(grant: Grant | None, left: int, failure: FailureReport | None, now: float) -> bool:
-    """Whether the grant has a restart left for this failure; none is made where the program is at fault."""
-    if grant is None or failure is None or left < 1 or now > grant.until:
+def may_restart(grant: Grant | None, age_s: float, left: int, failure: FailureReport | None) -> bool:
+    """Whether a grant of that age has a restart left for this failure; none is made where the program is at fault."""
+    if grant is None or failure is None or left < 1 or age_s > grant.for_s:
         return False
     found = [Evidence.from_json(e) for e in failure.evidence]
     return not any(e.role == "root" and e.blame == "program" for e in found)

@@ -60,6 +60,7 @@ class Launcher:
         self._barred: set[str] = set()
         self._unfit: dict[str, str] = {}
         self._grant: Grant | None = None
+        self._granted_at = 0.0
         self._restarts_left = 0
         self._stop_by_signal = ""
         self._poll_s = 0.5
@@ -197,6 +198,7 @@ class Launcher:
         if directive.grant is not None:
             # The daemon has heard by now of every restart that was made on an older grant, and counted it.
             self._grant, self._restarts_left = directive.grant, directive.grant.restarts
+            self._granted_at = time.monotonic()
         if directive.gate == "refuse":
             log.error("refused: %s", directive.message)
             return await self._refused()
@@ -252,7 +254,8 @@ class Launcher:
         return max(self.watch.heartbeat_timeout_s, ABSENT_S)
 
     def _may_restart(self) -> bool:
-        return alone.may_restart(self._grant, self._restarts_left, self.course.failure, time.time())
+        age_s = time.monotonic() - self._granted_at
+        return alone.may_restart(self._grant, age_s, self._restarts_left, self.course.failure)
 
     async def _launch_alone(self) -> None:
         usable = await self._not_unfit([n for n in self.agents.alive() if n not in self._barred])

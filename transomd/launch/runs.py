@@ -53,6 +53,7 @@ class Runs:
         self.agreement = Agreement(agents, os.path.abspath(folder.path), spec.nodes * spec.tasks_per_node)
         self._logs: LogWatch | None = None
         self._bad_exit_at: float | None = None
+        self._bad_exit_seen = 0.0
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -160,8 +161,8 @@ class Runs:
             await self.fail("heartbeat", f"{fold(lost)} stopped answering")
             return
         if logs.failing and self._bad_exit_at is None:
-            self._bad_exit_at = time.time()
-        if self._bad_exit_at is not None and time.time() - self._bad_exit_at > self._watch.exit_grace_s:
+            self._bad_exit_at, self._bad_exit_seen = time.time(), time.monotonic()
+        if self._bad_exit_at is not None and time.monotonic() - self._bad_exit_seen > self._watch.exit_grace_s:
             await self.fail("exit", logs.failing, detected_at=self._bad_exit_at)
             return
         stall = logs.stalled()

@@ -18,7 +18,7 @@ from transomd.settings import Settings
 from transomd.tol.clearings import KEY
 from transomd.tol.drains import CONFIRM_WITHIN_S, NODE_LOSS
 from transomd.tol.facts import ended
-from transomd.tol.findings import comment_refusal
+from transomd.tol.findings import comment_refusal, fell_to_our_prolog
 from transomd.tol.view import JobView
 from transomd.words import IntentKind, IntentState
 
@@ -164,8 +164,7 @@ class Actor:
             return _failed(f"Slurm does not know node {name}")
         if before.status.drain and before.reason in (reason, intent.args.get("reason_over")):
             return self._drained(intent, before)
-        if before.status.drain and before.reason == intent.args.get("over"):
-            # Slurm drained it by itself because our prolog said so, and its reason does not say why.
+        if fell_to_our_prolog(before, intent.args):
             reason = str(intent.args["reason_over"])
         elif drain_refusal(before):
             return _failed(f"{drain_refusal(before)}; left as it is")

@@ -96,7 +96,9 @@ def _budget(
 ) -> Trip | None:
     drains = [i for i in history if i.kind == IntentKind.DRAIN and i.state in (IntentState.PENDING, IntentState.DONE)]
     # What a person drained by hand speaks of no storm.
-    recent = sum(1 for i in drains if i.created_at > max(since, now - 3600) and i.args.get("check") != MANUAL)
+    # A reset of the future is from before the clock was set back, and would let every drain of the hour go uncounted.
+    counted = max(since if since <= now else 0.0, now - 3600)
+    recent = sum(1 for i in drains if i.created_at > counted and i.args.get("check") != MANUAL)
     if recent >= budget.per_hour:
         return Trip(
             budget="per_hour",

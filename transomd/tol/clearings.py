@@ -43,6 +43,8 @@ class Clearings:
         nodes = slurm.nodes
         if nodes is None:
             return []
+        # A time that is still to come is from before the clock was set back; what the kernel says from now on counts.
+        self.at.update({name: slurm.nodes_at for name, at in self.at.items() if at > slurm.nodes_at})
         lifted = sorted(name for name in self._drained if name in nodes and not nodes[name].status.drain)
         self._drained |= {name for name, node in nodes.items() if node.status.drain}
         return lifted

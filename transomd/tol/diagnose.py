@@ -17,7 +17,7 @@ from transomd.tee.wire import read_verdict
 from transomd.tol import endings, facts, rollback
 from transomd.tol.policy import Plan, make_plan
 from transomd.tol.submission import WARN_BEFORE_LIMIT_S
-from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay, with_data
+from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay, waits, with_data
 from transomd.words import Action, Blame, FailureClass, JobState, LauncherPhase, Role
 
 LIMIT_SLACK_S = 90.0
@@ -38,6 +38,9 @@ def diagnose(
     if isinstance(job, SlurmJob) and "COMPLETING" in job.status.flags:
         return stay(view, "diagnosing; Slurm is ending the job", wants=(Want(kind="slurm", since=now),))
     opened = float(incident.data.get("opened_at", incident.detected_at))
+    if opened - now > _patience(settings):
+        # The clock was set back meanwhile: what was seen lately counts, and nothing more is waited for.
+        opened = now - _patience(settings)
     wants = tuple(_wanted(view, world, settings, opened, now))
     if wants:
         soon = opened + LOST_PATIENCE_S
@@ -58,7 +61,7 @@ def _wanted(view: JobView, world: World, settings: Settings, since: float, now: 
         yield Want(kind="slurm", since=since)
     missing = [n for n in view.attempt.nodes if n not in facts.probed(world, [n], since)]
     gone = _not_heard(view, world)
-    due = [n for n in missing if now < since + (LOST_PATIENCE_S if n in gone else _patience(settings))]
+    due = [n for n in missing if waits(since, LOST_PATIENCE_S if n in gone else _patience(settings), now)]
     if due:
         yield Want(kind="probe", since=since, nodes=tuple(missing), job_id=view.job.id)
 

@@ -12,7 +12,7 @@ FAST_POLL_S = 0.5
 """How soon a launcher that waits for a word asks again."""
 
 
-def directive(view: JobView, report: LauncherReport, settings: Settings, now: float) -> Directive:
+def directive(view: JobView, report: LauncherReport, settings: Settings) -> Directive:
     """Answer one report. Only the recorded attempt, in its recorded Slurm job and generation, is let through."""
     refusal = _refusal(view, report)
     if refusal:
@@ -29,16 +29,16 @@ def directive(view: JobView, report: LauncherReport, settings: Settings, now: fl
         fence_epoch=fence.get("epoch"),
         fence_reason=str(fence.get("reason", "")),
         barred=list(view.attempt.barred),
-        grant=_grant(view, settings, now) if running else None,
+        grant=_grant(view, settings) if running else None,
         poll_s=settings.watch.report_s if running and not fence else FAST_POLL_S,
         message=view.job.reason,
     )
 
 
-def _grant(view: JobView, settings: Settings, now: float) -> Grant:
+def _grant(view: JobView, settings: Settings) -> Grant:
     """Never more than the job's own budget has left."""
     left = max(0, view.spec.policy.max_restarts - restarts_spent(view.incidents))
-    return Grant(restarts=min(settings.policy.grant_restarts, left), until=now + settings.policy.grant_s)
+    return Grant(restarts=min(settings.policy.grant_restarts, left), for_s=settings.policy.grant_s)
 
 
 def _refusal(view: JobView, report: LauncherReport) -> str:

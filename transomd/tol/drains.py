@@ -13,6 +13,8 @@ from transomd.words import CheckMode, IntentKind, IntentState
 
 CONFIRM_WITHIN_S = 900.0
 """How long after its diagnosis an incident may still be confirmed by slurmctld (SlurmdTimeout is 300 s by default)."""
+SKEW_S = 5.0
+"""So far a recorded time may lie ahead, by a clock that is kept right step by step."""
 NODE_LOSS = "node-loss"
 """The name under which the loss of a node stands in drain reasons and modes."""
 
@@ -25,7 +27,8 @@ def propose_drains(
         return ()
     found = []
     for incident in incidents:
-        if incident.diagnosed_at is None or now - incident.diagnosed_at > CONFIRM_WITHIN_S:
+        # One of the future is from before the clock was set back: how old it is nobody knows.
+        if incident.diagnosed_at is None or not -SKEW_S <= now - incident.diagnosed_at <= CONFIRM_WITHIN_S:
             continue
         for name, checks in incident.data.get("await_drain", {}).items():
             node = slurm.nodes.get(name)

@@ -92,8 +92,10 @@ def why_unknown(view: JobView, world: World) -> str:
 
 def noted_absence(view: JobView, world: World, now: float) -> Attempt | None:
     """Return the attempt with the time since when Slurm does not know it, set or cleared; None when it is right."""
-    absent = world.slurm.job(view.attempt) is Absence.ABSENT
-    if view.attempt.slurm_job_id is None or absent == ("absent_since" in view.attempt.data):
+    absent, noted = world.slurm.job(view.attempt) is Absence.ABSENT, view.attempt.data.get("absent_since")
+    # Noted for a time that is still to come: the clock was set back, and it is counted anew.
+    right = noted is None or float(noted) <= now + ABSENT_GRACE_S
+    if view.attempt.slurm_job_id is None or (absent == (noted is not None) and right):
         return None
     return with_data(view.attempt, absent_since=now if absent else None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from transom_slurm.states import OWN_PREFIX
@@ -24,6 +25,8 @@ PROLOG_ERROR = "Prolog error"
 """The whole reason that slurmctld gives a node whose prolog failed."""
 PROLOG_GRACE_S = 4.0
 """Seconds that Slurm gets to drain a node by itself after its prolog was told to fail."""
+PROLOG_DRAINS_S = 30.0
+"""Seconds within which slurmctld, busy, drains a node whose prolog was told to fail."""
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
 
@@ -109,7 +112,7 @@ def drain_key(node: str, episode: Episode) -> str:
 
 def to_drain(findings: NodeFindings, settings: Settings, now: float) -> Episode | None:
     """Return the episode that a node is to be drained for, the oldest first; None when there is none."""
-    seen = [e for e in findings.episodes.values() if e.confirmed and now - e.last <= FRESH_S]
+    seen = [e for e in findings.episodes.values() if e.confirmed and abs(now - e.last) <= FRESH_S]
     due = [e for e in seen if settings.health.mode(e.check) is CheckMode.DRAIN]
     return min(due, key=lambda e: (e.since, e.check), default=None)
 
@@ -119,38 +122,31 @@ def propose(
     nodes: Mapping[str, SlurmNode] | None,
     settings: Settings,
     now: float,
-    refusing: frozenset[str] = frozenset(),
+    refusing: Mapping[str, int | None] = MappingProxyType({}),
 ) -> tuple[Intent, ...]:
     """Return the drains that are due; admission decides. Nothing for a node that is out of service already.
 
-    ``refusing`` are the nodes whose prolog waits for an answer: Slurm is to drain those by itself first.
+    ``refusing`` are the nodes whose prolog waits for an answer, each with its Slurm job: where it is told to fail,
+    Slurm is to drain the node by itself first.
     """
     found = []
     for one in findings:
         node, episode = (nodes or {}).get(one.node), to_drain(one, settings, now)
-        if node is None or episode is None:
-            continue
-        if not node.status.drain or _drained_for_us(node, episode, settings):
-            found.append(_drain(one.node, episode, settings, now, one.node in refusing))
+        if node is not None and episode is not None and not node.status.drain:
+            refused = settings.hooks.enforce and one.node in refusing
+            found.append(_drain(one.node, episode, now, refused, refusing.get(one.node)))
     return tuple(found)
 
 
-def _drained_for_us(node: SlurmNode, episode: Episode, settings: Settings) -> bool:
-    """Whether Slurm has drained a node because our prolog said so, faster than we, and its reason does not say why."""
-    # Slurm tells whole seconds.
-    since = int(node.reason_time or 0) >= int(episode.since)
-    return settings.hooks.enforce and node.reason == PROLOG_ERROR and since
-
-
-def _drain(node: str, episode: Episode, settings: Settings, now: float, refusing: bool) -> Intent:
+def _drain(node: str, episode: Episode, now: float, refusing: bool, slurm_job: int | None) -> Intent:
     args: dict[str, Any] = {
         "node": node,
         "check": episode.check,
         "reason": f"{OWN_PREFIX}{episode.check}] {episode.evidence}",
     }
-    if settings.hooks.enforce:
-        job = f" job={episode.slurm_job}" if episode.slurm_job is not None else ""
-        args["over"] = PROLOG_ERROR
+    if refusing:
+        job = f" job={slurm_job}" if slurm_job is not None else ""
+        args["over"], args["over_since"] = PROLOG_ERROR, now
         args["reason_over"] = f"{OWN_PREFIX}{episode.check}] {PROLOG_ERROR}{job}: {episode.evidence}"
     return Intent(
         key=drain_key(node, episode),
@@ -160,6 +156,19 @@ def _drain(node: str, episode: Episode, settings: Settings, now: float, refusing
         not_before=now + PROLOG_GRACE_S if refusing else 0.0,
         args=args,
     )
+
+
+def fell_to_our_prolog(node: SlurmNode, args: Mapping[str, Any]) -> bool:
+    """Whether Slurm drained a node because this prolog of ours failed as it was told to; its reason does not say why.
+
+    ``args`` are those of the drain that was recorded when the prolog was answered. Slurm's word is the same for every
+    prolog of the site's: only what comes right after the answer is taken for its consequence.
+    """
+    since, at = args.get("over_since"), node.reason_time
+    if since is None or at is None or not node.status.drain or node.reason != args.get("over"):
+        return False
+    # Slurm tells whole seconds.
+    return int(since) <= at <= float(since) + PROLOG_DRAINS_S
 
 
 def comment_of(findings: NodeFindings, settings: Settings) -> str:

@@ -19,7 +19,7 @@ from transomd.tol import endings, facts
 from transomd.tol.attempts import submit_intent
 from transomd.tol.prologs import culprits, held_for_launch
 from transomd.tol.rollback import from_step
-from transomd.tol.view import Decision, JobView, Want, World, stay, with_data
+from transomd.tol.view import Decision, JobView, Want, World, stay, waits, with_data
 from transomd.words import Action, Blame, Confidence, FailureClass, IntentState, JobState, LauncherPhase, Outcome
 
 
@@ -102,10 +102,10 @@ def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> De
         said = f"Slurm job {job.job_id} is {job.state_text.lower()}: {job.reason or 'no reason given'}"
         return Decision(state=JobState.QUEUED, reason=said)
     # A daemon that has just come back gives the launcher its time to report again.
-    deadline = max(started, view.report_at) + settings.watch.launcher_start_s
-    if now < deadline:
+    since, patience = max(started, view.report_at), settings.watch.launcher_start_s
+    if waits(since, patience, now):
         said = f"Slurm job {job.job_id} has started; waiting for its launcher"
-        return Decision(state=JobState.QUEUED, reason=said, wake_at=deadline)
+        return Decision(state=JobState.QUEUED, reason=said, wake_at=since + patience)
     return endings.open_incident(
         view,
         now,
@@ -157,10 +157,10 @@ def checking(view: JobView, world: World, settings: Settings, now: float) -> Dec
     if unfit:
         return _bar(view, found, unfit, now)
     missing = tuple(n for n in attempt.nodes if n not in found and n not in attempt.barred)
-    patience = since + settings.health.gate_timeout_s
-    if missing and view.spec.health.probe and now < patience:
+    patience = settings.health.gate_timeout_s
+    if missing and view.spec.health.probe and waits(since, patience, now):
         want = Want(kind="probe", since=since, nodes=missing, job_id=view.job.id)
-        return stay(view, f"checking {fold(attempt.nodes)}", wants=(want,), wake_at=patience)
+        return stay(view, f"checking {fold(attempt.nodes)}", wants=(want,), wake_at=since + patience)
     out = {*attempt.barred, *world.slurm.down(attempt.nodes)}
     usable = [n for n in facts.alive(view) if n not in out]
     if len(usable) < view.spec.nodes:
@@ -170,9 +170,9 @@ def checking(view: JobView, world: World, settings: Settings, now: float) -> Dec
 
 def _ordered(view: JobView, settings: Settings, now: float) -> Decision:
     """The order is out: the launcher starts the program, or is broken."""
-    deadline = float(view.attempt.data.get("ordered_at", now)) + settings.watch.launcher_start_s
-    if now < deadline:
-        return stay(view, wake_at=deadline)
+    since, patience = float(view.attempt.data.get("ordered_at", now)), settings.watch.launcher_start_s
+    if waits(since, patience, now):
+        return stay(view, wake_at=since + patience)
     return endings.open_incident(
         view,
         now,
@@ -225,10 +225,10 @@ def _await_drain(names: tuple[str, ...], found: Mapping[str, NodeReport]) -> dic
 
 
 def _too_few(view: JobView, usable: list[str], out: set[str], settings: Settings, now: float) -> Decision:
-    patience = float(view.attempt.data.get("checking_since", now)) + settings.watch.launcher_start_s
+    since, patience = float(view.attempt.data.get("checking_since", now)), settings.watch.launcher_start_s
     waiting_for = [n for n in view.attempt.nodes if n not in facts.alive(view) and n not in out]
-    if waiting_for and now < patience:
-        return stay(view, f"waiting for the agents on {fold(waiting_for)}", wake_at=patience)
+    if waiting_for and waits(since, patience, now):
+        return stay(view, f"waiting for the agents on {fold(waiting_for)}", wake_at=since + patience)
     # Where no agent has ever called, it was not the nodes: Slurm did not start them.
     bar = tuple(sorted({*out, *(waiting_for if facts.alive(view) else ())}))
     return endings.open_incident(
@@ -255,10 +255,10 @@ def _collective(
     key = f"{view.job.id}:{view.attempt.number}:{fold(chosen)}"
     done = world.collectives.get(key)
     if done is None or done.at < since:
-        patience = since + settings.health.gate_timeout_s + settings.health.collective_timeout_s
+        patience = settings.health.gate_timeout_s + settings.health.collective_timeout_s
         want = Want(kind="collective", since=since, nodes=tuple(chosen), key=key, job_id=view.job.id)
-        if now < patience:
-            return stay(view, f"all-reduce over {fold(chosen)}", wants=(want,), wake_at=patience)
+        if waits(since, patience, now):
+            return stay(view, f"all-reduce over {fold(chosen)}", wants=(want,), wake_at=since + patience)
         said = f"the all-reduce over {fold(chosen)} gave no answer, which names no node"
     elif done.outcome is Outcome.FIT:
         speed = f", {done.bus_gbps:.2f} GB/s" if done.bus_gbps is not None else ""

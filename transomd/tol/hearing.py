@@ -35,6 +35,10 @@ class Hearing:
     def after_a_pause(self, views: dict[int, JobView], settings: Settings) -> dict[int, JobView]:
         """Return the jobs with the time given back to their launchers in which this process stood still."""
         still = 0.0 if self._listened_at is None else self._clock() - self._listened_at
+        if still < 0.0:
+            # The clock was set back: silence is counted anew, not from a time that is still to come.
+            now = self._clock()
+            return {job_id: replace(view, report_at=min(now, view.report_at)) for job_id, view in views.items()}
         if still <= STOOD_STILL_S + settings.daemon.cycle_s:
             return views
         log.warning("transomd stood still for %.0f s; no launcher was silent in that time", still)

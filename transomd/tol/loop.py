@@ -435,11 +435,11 @@ class Operator:
         self._watcher.reported(report)
         async with self._lock:
             view = self._views.get(report.job_id)
-            if view is not None and directive(view, report, self._settings, self._clock()).gate != "refuse":
+            if view is not None and directive(view, report, self._settings).gate != "refuse":
                 await self._hear(view, report)
             view = self._views.get(report.job_id) or await self.db(self.read, report.job_id)
         assert view is not None
-        return self._directive(view, report, self._clock())
+        return self._directive(view, report)
 
     async def _hear(self, view: JobView, report: LauncherReport) -> None:
         """Take what can be true of a report; nothing of it, before Slurm has said which nodes are the job's."""
@@ -457,9 +457,9 @@ class Operator:
         newest = old if same and old is not None and 0.0 < old.at - report.at < OVERTAKEN_S else report
         self._views[report.job_id] = replace(view, report=newest, report_at=self._clock())
 
-    def _directive(self, view: JobView, report: LauncherReport, now: float) -> Directive:
-        answer = directive(view, report, self._settings, now)
-        return held_directive(answer, report, view, self.paused, now) if self.paused else answer
+    def _directive(self, view: JobView, report: LauncherReport) -> Directive:
+        answer = directive(view, report, self._settings)
+        return held_directive(answer, report, view, self.paused) if self.paused else answer
 
     async def pause(self, who: str, reason: str) -> None:
         """Stop every act of transom's own at once; what has begun already ends by itself. Survives a restart."""

@@ -67,7 +67,7 @@ class NodeWatch:
         self._clock = clock
         self._findings: dict[str, NodeFindings] = {}
         self._written: dict[str, float] = {}
-        self._refusing: set[str] = set()
+        self._refusing: dict[str, int | None] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         operator.propose_from(self._proposals)
 
@@ -84,9 +84,7 @@ class NodeWatch:
                 self._findings[record.name] = NodeFindings(node=record.name, episodes=open_ones)
 
     def _proposals(self, slurm: SlurmView, now: float) -> Iterable[Intent]:
-        return rules.propose(
-            self._findings.values(), slurm.nodes, self._settings, now, refusing=frozenset(self._refusing)
-        )
+        return rules.propose(self._findings.values(), slurm.nodes, self._settings, now, refusing=self._refusing)
 
     async def take(self, report: HookReport) -> HookAnswer:
         """Judge a report and keep it. Raises NotFoundError for a node that Slurm does not know, UnreachableError when
@@ -102,8 +100,14 @@ class NodeWatch:
             if report.late or self._clock() - report.at > LATE_S:
                 await self._write(node.name, None, self._late_events(report, judged))
                 return HookAnswer(said=f"late: {_words(judged)}")
-            await self._keep(report, judged, slurm)
-            return HookAnswer(said=_words(judged), refuse=await self._refusal(report, judged, node))
+            if report.kind == "prolog":
+                # A drain that is granted from now on waits until Slurm has done it by itself.
+                self._refusing[node.name] = report.slurm_job
+            try:
+                await self._keep(report, judged, slurm)
+                return HookAnswer(said=_words(judged), refuse=await self._refusal(report, judged, node))
+            finally:
+                self._refusing.pop(node.name, None)
 
     def _judge(self, report: HookReport, node: SlurmNode) -> NodeReport:
         parts = [part for part in report.facts if part not in report.not_run or part in ("disk", "mounts")]
@@ -192,11 +196,7 @@ class NodeWatch:
         unfit = {result.check for result in judged.unfit}
         if not self._settings.hooks.enforce or report.kind != "prolog" or episode is None or episode.check not in unfit:
             return ""
-        self._refusing.add(node.name)
-        try:
-            await self._operator.admit_now()
-        finally:
-            self._refusing.discard(node.name)
+        await self._operator.admit_now()
         intent = await self._operator.db(self._operator.store.intent, rules.drain_key(node.name, episode))
         granted = intent is not None and intent.kind == IntentKind.DRAIN and intent.state == IntentState.PENDING
         return f"{episode.check}: {episode.evidence}" if granted else ""

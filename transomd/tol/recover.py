@@ -16,7 +16,7 @@ from transomd.tol.diagnose import diagnose, stop
 from transomd.tol.policy import BACKOFF_S
 from transomd.tol.relaunch import give_up, new_launcher
 from transomd.tol.rollback import from_step
-from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, with_data
+from transomd.tol.view import Absence, Decision, JobView, Want, World, stay, waits, with_data
 from transomd.words import FailureClass, IntentKind, IntentState, JobState, LauncherPhase
 
 PATIENCE = 3
@@ -49,7 +49,8 @@ def recovering(view: JobView, world: World, settings: Settings, now: float) -> D
     if incident.diagnosed_at is None:
         return diagnose(view, incident, job, world, settings, now)
     not_before = float(incident.data.get("not_before", 0.0))
-    if now < not_before:
+    delay_s = not_before - incident.diagnosed_at
+    if waits(incident.diagnosed_at, delay_s, now):
         return stay(view, wake_at=not_before)
     return _restart(view, incident, job, world, settings, now)
 
@@ -73,15 +74,16 @@ def _patient(view: JobView, incident: Incident, world: World, settings: Settings
 
     slurmd would have told of the end of a batch script; it does not tell of that of a launcher that took over.
     """
-    host, until = facts.host_of(view), _opened(incident) + PATIENCE * settings.watch.launcher_silence_s
+    host, patience = facts.host_of(view), PATIENCE * settings.watch.launcher_silence_s
+    patient = waits(_opened(incident), patience, now)
     silent = incident.data.get("detected_by") == "launcher-silent" and view.report_at <= _opened(incident)
-    if not silent or view.attempt.generation > 1 or world.slurm.silent(host) or (now >= until and not world.deaf):
+    if not silent or view.attempt.generation > 1 or world.slurm.silent(host) or (not patient and not world.deaf):
         return None
     found = facts.probed(world, [host], _opened(incident)).get(host)
     if found is None or not found.reached:
         return None
     words = f"the launcher on {host} is silent, but its node answers; waiting for it"
-    return stay(view, words, wake_at=max(until, now + settings.watch.report_s))
+    return stay(view, words, wake_at=max(_opened(incident) + patience, now + settings.watch.report_s))
 
 
 def _opened(incident: Incident) -> float:
@@ -106,8 +108,8 @@ def _end_launch(view: JobView, incident: Incident, epoch: int, settings: Setting
     if fence is None or fence["epoch"] != epoch:
         fence = {"epoch": epoch, "reason": incident.summary, "at": now}
         return stay(view, f"ending epoch {epoch}", attempts=(with_data(view.attempt, fence=fence),))
-    deadline = float(fence["at"]) + settings.watch.launcher_start_s
-    return stay(view, f"ending epoch {epoch}", wake_at=deadline) if now < deadline else None
+    since, patience = float(fence["at"]), settings.watch.launcher_start_s
+    return stay(view, f"ending epoch {epoch}", wake_at=since + patience) if waits(since, patience, now) else None
 
 
 def _restart(
@@ -124,9 +126,11 @@ def _restart(
     if report is None or facts.launcher_silent(view, world, settings, now) or _launcher_gone(view, incident):
         return new_launcher(view, incident, world, settings, now)
     if "order" in view.attempt.data:
-        deadline = float(view.attempt.data.get("ordered_at", now)) + settings.watch.launcher_start_s
+        since, patience = float(view.attempt.data.get("ordered_at", now)), settings.watch.launcher_start_s
         late = f"the launcher did not start epoch {view.job.epoch} in time"
-        return stay(view, wake_at=deadline) if now < deadline else give_up(view, incident, late, now)
+        return (
+            stay(view, wake_at=since + patience) if waits(since, patience, now) else give_up(view, incident, late, now)
+        )
     if report.phase in (LauncherPhase.GATE, LauncherPhase.FAILED):
         return _in_place(view, incident, world, settings, now)
     if report.phase == LauncherPhase.RUNNING:
@@ -279,9 +283,9 @@ def _new_attempt(view: JobView, incident: Incident, world: World, now: float) ->
     fencing, _ = _fenced(view, incident, apart, now)
     if fencing is not None:
         return fencing
-    not_before = _opened(incident) + BACKOFF_S[min(_without_launch(view), len(BACKOFF_S) - 1)]
-    if now < not_before:
-        return stay(view, "waiting before a new attempt", wake_at=not_before)
+    pause = BACKOFF_S[min(_without_launch(view), len(BACKOFF_S) - 1)]
+    if waits(_opened(incident), pause, now):
+        return stay(view, "waiting before a new attempt", wake_at=_opened(incident) + pause)
     new = next_attempt(view, world, now)
     without = f" without {fold(new.excluded)}" if new.excluded else ""
     return Decision(

@@ -8,7 +8,7 @@ from transom_sql.records import Attempt, Incident, Intent
 
 from transomd.settings import Settings
 from transomd.tol import facts
-from transomd.tol.view import Decision, JobView, World, stay, with_data
+from transomd.tol.view import Decision, JobView, World, stay, waits, with_data
 from transomd.words import IntentKind, IntentState
 
 
@@ -19,9 +19,9 @@ def new_launcher(view: JobView, incident: Incident, world: World, settings: Sett
     if intent is not None:
         if intent.state == IntentState.PENDING:
             return stay(view, "starting another launcher")
-        patience = (intent.finished_at or now) + settings.watch.launcher_silence_s
-        if intent.state == IntentState.DONE and now < patience:
-            return stay(view, "waiting for the new launcher", wake_at=patience)
+        since, patience = intent.finished_at or now, settings.watch.launcher_silence_s
+        if intent.state == IntentState.DONE and waits(since, patience, now):
+            return stay(view, "waiting for the new launcher", wake_at=since + patience)
     tried = {facts.host_of(view), *attempt.data.get("hosts_tried", [])}
     hosts = [n for n in _reachable(view, world) if n not in tried]
     if not hosts or len(_reachable(view, world)) < view.spec.nodes:

@@ -87,7 +87,7 @@ def _orders(known: Mapping[str, object], attempt: Attempt) -> Iterable[str]:
         yield f"end epoch {fence['epoch']}"
 
 
-def held_directive(answer: Directive, report: LauncherReport, view: JobView, why: str, now: float) -> Directive:
+def held_directive(answer: Directive, report: LauncherReport, view: JobView, why: str) -> Directive:
     """Say what a launcher is told while transom is paused: what runs goes on; nothing is started, ended or granted."""
     if view.job.cancel_requested_by or answer.gate == "refuse" or report.phase == LauncherPhase.DONE:
         return answer
@@ -99,6 +99,6 @@ def held_directive(answer: Directive, report: LauncherReport, view: JobView, why
         launch=None if waits else answer.launch,
         fence_epoch=None,
         stop="",
-        grant=Grant(restarts=0, until=now),
+        grant=Grant(restarts=0, for_s=0.0),
         message=why,
     )

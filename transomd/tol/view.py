@@ -23,6 +23,10 @@ class Absence(Enum):
     UNKNOWN = "Slurm did not answer"
 
 
+SLOW_ANSWER_S = 600.0
+"""No answer of Slurm's is older than this: one that seems to be was given after the clock was set back."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmView:
     """The newest answers of Slurm. ``None`` is *unknown*; the times are when each successful query was begun.
@@ -44,7 +48,7 @@ class SlurmView:
 
         An answer to a question from before the submission was recorded says nothing about it.
         """
-        if self.jobs is None or self.jobs_at < float(attempt.data.get("known_at", 0.0)):
+        if self.jobs is None or 0.0 < float(attempt.data.get("known_at", 0.0)) - self.jobs_at < SLOW_ANSWER_S:
             return Absence.UNKNOWN
         found = self.jobs.get(attempt.slurm_job_id or 0)
         if found is None or found.name != attempt.tag:
@@ -171,6 +175,14 @@ def merged(view: JobView, job: Job, attempts: Iterable[Attempt], launches: Itera
 def stay(view: JobView, reason: str = "", **more: Any) -> Decision:
     """Return the decision that leaves the job's state as it is."""
     return Decision(state=view.state, reason=reason or view.job.reason, **more)
+
+
+def waits(since: float, span_s: float, now: float) -> bool:
+    """Whether fewer than ``span_s`` seconds have passed since a time that is recorded.
+
+    A clock that was set back makes it wait for twice the span at most, and not until it has caught up.
+    """
+    return -span_s <= now - since < span_s
 
 
 def with_data(record: Attempt, **changes: Any) -> Attempt:
