@@ -81,39 +81,70 @@ def trained(model: torch.nn.Module, optimizer: torch.optim.Optimizer, full: bool
 
 
 def save(place: Path) -> None:
-    """Save the same state through transom (step 1; step 2 asynchronously) and through DCP's own writer."""
+    """Save the same state to storage, into memory alone (step 1; step 2 asynchronously) and by DCP's own writer."""
     model, optimizer = model_of(0)
     state = {**tensors(lambda t: t), **trained(model, optimizer)}
-    writer = TransomStorageWriter(place / "transom")
-    dcp.save(state, storage_writer=writer, checkpoint_id="1")
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(place / "dcp"))
-    pending = dcp.async_save(state, storage_writer=writer, checkpoint_id="2")
-    # What is changed now must not be in it.
-    for name, value in state.items():
-        if isinstance(value, torch.Tensor) and name != "plain":
-            (value.to_local() if isinstance(value, DTensor) else value).zero_()
-    pending.result()
     full = trained(model, optimizer, full=True)
+    writers = [
+        TransomStorageWriter(place / "transom", memory=False),
+        TransomStorageWriter(place / "memory", storage_every=1000),
+    ]
+    for writer in writers:
+        dcp.save(state, storage_writer=writer, checkpoint_id="1")
+    handle = writers[1].handle
+    assert handle is not None
+    assert (handle.done("memory"), handle.done("storage")) == (True, False)
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(place / "dcp"))
+    for writer in writers:
+        pending = dcp.async_save(state, storage_writer=writer, checkpoint_id="2")
+        # What is changed now must not be in it.
+        before = change(state, torch.Tensor.zero_)
+        pending.result()
+        back = iter(before)
+        change(state, lambda tensor, back=back: tensor.copy_(next(back)))
     if dist.get_rank() == 0:
         torch.save(full, place / "full.pt")
 
 
+def change(state: dict[str, Any], how: Callable[[torch.Tensor], object]) -> list[torch.Tensor]:
+    """Change this rank's part of every tensor in place; returns what they held before, in their order."""
+    before = []
+    for value in state.values():
+        if isinstance(value, dict):
+            before += change(value, how)
+        elif isinstance(value, torch.Tensor):
+            local = value.to_local() if isinstance(value, DTensor) else value
+            before.append(local.detach().clone())
+            with torch.no_grad():
+                how(local)
+    return before
+
+
 def load(place: Path) -> None:
-    """Load with this number of ranks; what transom and what DCP's own reader bring must be what was saved."""
-    ours, theirs = tensors(torch.zeros_like), tensors(torch.zeros_like)
-    dcp.load(ours, storage_reader=TransomStorageReader(place / "transom"))
+    """Load with this number of ranks; what transom's tiers and DCP's own reader bring must be what was saved."""
+    theirs = tensors(torch.zeros_like)
     dcp.load(theirs, storage_reader=dcp.FileSystemReader(place / "dcp"))
-    same(ours, theirs, "state")
-    same(gathered(ours), gathered(tensors(lambda t: t)), "state")
+    for name, tier in (("transom", "storage"), ("memory", "memory")):
+        ours = tensors(torch.zeros_like)
+        reader = TransomStorageReader(place / name)
+        dcp.load(ours, storage_reader=reader)
+        assert reader.loaded_from in (tier, "nowhere: this rank loads nothing"), reader.loaded_from
+        same(ours, theirs, name)
+        same(gathered(ours), gathered(tensors(lambda t: t)), name)
+        load_trained(place, name)
+
+
+def load_trained(place: Path, name: str) -> None:
+    """Load model and optimizer under FSDP2 of this number of ranks, from step 2, which was saved asynchronously."""
     model, optimizer = model_of(1)
     sharded = trained(model, optimizer)
-    step = load_newest(sharded, place / "transom")
+    step = load_newest(sharded, place / name)
     assert step == 2, step
     set_model_state_dict(model, sharded["model"])
     set_optimizer_state_dict(model, optimizer, sharded["optimizer"])
     full = trained(model, optimizer, full=True)
     if dist.get_rank() == 0:
-        same(full, torch.load(place / "full.pt"), "trained")
+        same(full, torch.load(place / "full.pt"), name)
 
 
 def load_damaged(place: Path) -> None:
@@ -128,7 +159,7 @@ def load_damaged(place: Path) -> None:
 
 def fail(place: Path) -> None:
     """One rank cannot write: all ranks are told, no checkpoint is there, and the next save is good."""
-    writer = TransomStorageWriter(place / "transom", epoch=1)
+    writer = TransomStorageWriter(place / "transom", epoch=1, memory=False)
     state = tensors(lambda t: t)
     if dist.get_rank() == 1:
         (place / "transom" / "step-000000003.epoch-000001" / "rank-00001.safetensors").mkdir(parents=True)

@@ -120,7 +120,7 @@ def _umask() -> int:
 
 
 def test_a_checkpoint_that_dcp_wrote_through_transom_is_exported_whole(tmp_path: Path) -> None:
-    dcp.save(state_of(7), storage_writer=TransomStorageWriter(tmp_path / "ck"), checkpoint_id="7")
+    dcp.save(state_of(7), storage_writer=TransomStorageWriter(tmp_path / "ck", memory=False), checkpoint_id="7")
     state = gather(list_checkpoints(tmp_path / "ck")[0].path).state
     assert same(state["model"], state_of(7)["model"])
     assert (state["rare"][0].dtype, state["loop"]["name"]) == (torch.bfloat16, "ä")

@@ -6,11 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tce_keepers import own_place, wait_for
 
 from transomd.tce.catalogue import list_checkpoints, verify
+from transomd.tce.memory.link import call
 
 pytest.importorskip("torch")
 
@@ -24,11 +27,16 @@ def ranks(what: str, count: int, place: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What four ranks saved, through transom and through DCP's own writer."""
-    place = tmp_path_factory.mktemp("dcp")
-    ranks("save", 4, place)
-    return place
+def saved() -> Iterator[Path]:
+    """What four ranks saved: to storage, by DCP's own writer, and into memory, which stays while somebody calls."""
+    with own_place() as folder:
+        folder.mkdir()
+        links = [call(folder / "memory", rank, 4, start=True) for rank in range(4)]
+        ranks("save", 4, folder)
+        yield folder
+        for link in links:
+            assert link is not None
+            link.close()
 
 
 def test_what_four_ranks_saved_is_whole(saved: Path) -> None:
@@ -38,8 +46,14 @@ def test_what_four_ranks_saved_is_whole(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_another_number_of_ranks_loads_it_as_dcps_own_reader_does(saved: Path, count: int) -> None:
+def test_another_number_of_ranks_loads_it_from_either_tier_as_dcps_own_reader_does(saved: Path, count: int) -> None:
     ranks("load", count, saved)
+
+
+def test_what_was_in_memory_alone_is_stored_when_its_program_is_gone(saved: Path) -> None:
+    assert wait_for(lambda: any(item.complete for item in list_checkpoints(saved / "memory")), 30)
+    found = [item for item in list_checkpoints(saved / "memory") if item.complete]
+    assert [(item.ranks, verify(item.path)) for item in found] == [(4, [])] * len(found)
 
 
 def test_the_shards_of_four_ranks_are_read_whole_without_ranks(saved: Path) -> None:

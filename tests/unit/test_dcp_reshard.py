@@ -90,7 +90,7 @@ class Planner:
 
 def save(directory: Path, tensor: Any, boxes: Sequence[Box], ranks: int) -> None:
     """Save the boxes, dealt out to the ranks, by the calls that DCP makes."""
-    writer = TransomStorageWriter(directory)
+    writer = TransomStorageWriter(directory, memory=False)
     writer.reset("1")
     properties = TensorProperties(dtype=tensor.dtype)
     chunks = [ChunkStorageMetadata(torch.Size(offsets(box)), torch.Size(sizes(box))) for box in boxes]

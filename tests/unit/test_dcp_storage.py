@@ -31,6 +31,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 TYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int64", "bool", "complex64", "float8_e4m3fn"]
 
 
+@pytest.fixture(autouse=True)
+def _storage_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSOM_CHECKPOINT_MEMORY", "off")
+
+
 def state_of(fill: int) -> dict[str, Any]:
     """A state with every kind of thing."""
     return {
@@ -165,7 +170,7 @@ class Evil:
 def test_no_pickle_of_the_directory_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody replaced a value by a pickle that runs code, digests and all."""
     monkeypatch.setenv("EVIL", str(tmp_path / "was-here"))
-    monkeypatch.setattr("transomd.tce.dcp.writer.check_loadable", lambda name, content: None)
+    monkeypatch.setattr("transomd.tce.dcp.items.check_loadable", lambda name, content: None)
     save(tmp_path / "ck", 1, {"n": Evil()})
     monkeypatch.undo()
     said = refused(lambda: dcp.load({"n": 0}, storage_reader=TransomStorageReader(tmp_path / "ck")))

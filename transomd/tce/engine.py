@@ -19,7 +19,7 @@ from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.budget import switched_off
 from transomd.tce.memory.ledger import NoRoom
 from transomd.tce.memory.link import Link, call
-from transomd.tce.memory.tier import MemoryTier, Policy
+from transomd.tce.memory.tier import MemoryTier, Policy, policy_of
 from transomd.tce.persist import Writer
 from transomd.tce.start import begin
 from transomd.tce.store import Store
@@ -209,8 +209,7 @@ class CheckpointEngine:
 
     def _call_keeper(self, memory: bool | None, when_full: Policy) -> Link | None:
         """Call a keeper that is there, before the claim of an epoch keeps it from storing what it holds."""
-        if when_full not in ("latest", "wait"):
-            raise CheckpointError(f"when_full is {when_full!r} and must be 'latest' or 'wait'")
+        policy_of(when_full)
         self._in_memory = memory is True or (memory is None and not switched_off(os.environ))
         try:
             return call(self.directory, self.rank, self.world_size, start=False) if self._in_memory else None

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from transomd.tce import retention
 from transomd.tce.catalogue import list_checkpoints
-from transomd.tce.dcp.facts import FILE, KEYS, PART, Chunk, Facts, Stored, TensorFacts, encode
+from transomd.tce.dcp.facts import FILE, KEYS, Chunk, Facts, Stored, TensorFacts
 from transomd.tce.epochs import check_epoch, claim_epoch, newest_epoch
 from transomd.tce.errors import CheckpointError
 from transomd.tce.files import digest, link_file, make_folder, sync_folder, write_file
@@ -30,6 +30,7 @@ from transomd.tce.manifest import (
     step_folder,
 )
 from transomd.tce.manifest import encode as encode_manifest
+from transomd.tce.persist import Writer
 
 log = logging.getLogger("transom.tce")
 TOKEN = uuid.uuid4().hex
@@ -38,6 +39,8 @@ RESUMED: set[Path] = set()
 """Folders that this process has loaded from: no retention removes them."""
 BEGUN: set[Path] = set()
 """Folders of saves that this process has begun and not completed: one may overtake another."""
+STAGED: set[Path] = set()
+"""Folders of saves that this process has done with the memory tier."""
 _claimed: dict[tuple[Path, str], int] = {}
 
 
@@ -59,20 +62,21 @@ class Share:
         return f"rank-{self.rank:05d}"
 
 
-def claim(directory: Path, epoch: int | None, token: str) -> int:
+def claim(directory: Path, epoch: int | None, token: str, once: bool = False) -> int:
     """Claim ``epoch``, or the number that this start of the program has or can have; returns it.
 
-    Raises OSError, or CheckpointError when a newer start is at work.
+    ``once``: what this process has claimed already is not looked at again. Raises OSError, or CheckpointError when a
+    newer start is at work.
     """
+    key = directory, token if epoch is None else str(epoch)
+    mine = _claimed.get(key) if epoch is None else epoch
+    if once and key in _claimed:
+        return _claimed[key]
     make_folder(directory)
-    if epoch is not None:
-        claim_epoch(directory, epoch)
-        return epoch
-    mine = _claimed.get((directory, token))
     if mine is None:
         mine = _own(directory, token)
     claim_epoch(directory, mine, token)
-    _claimed[directory, token] = mine
+    _claimed[key] = mine
     return mine
 
 
@@ -86,9 +90,10 @@ def _own(directory: Path, token: str) -> int:
     return newest if isinstance(claimed, dict) and claimed.get("token") == token else newest + 1
 
 
-def begin(folder: Path, step: int, epoch: int) -> None:
+def begin(folder: Path, step: int, epoch: int, in_memory: bool) -> None:
     """Note that a save has begun; CheckpointError if the checkpoint is there already."""
-    if (folder / MANIFEST).exists():
+    # In memory the store is not asked: what this process has saved is known, and keepers write over nothing.
+    if folder in STAGED if in_memory else (folder / MANIFEST).exists():
         raise CheckpointError(
             f"{folder.parent}: step {step} was saved in epoch {epoch} already, and no checkpoint is ever written over",
             hint="give each save a step of its own",
@@ -112,18 +117,21 @@ def write_share(folder: Path, share: Share) -> Share:
     return replace(share, entry=RankEntry(share.rank, name, len(content), digest(content)))
 
 
-def complete(
-    directory: Path, shares: Sequence[Share], metadata: Metadata, stored: Mapping[MetadataIndex, Stored]
-) -> None:
-    """Write facts, rank 0's manifest and the step's. Raises OSError, CheckpointError when a newer start is at work."""
+def complete(directory: Path, shares: Sequence[Share], facts: bytes) -> bool:
+    """Write facts, rank 0's manifest and, if no share is still in memory, the step's. Whether it is complete now.
+
+    Raises OSError, CheckpointError when a newer start is at work.
+    """
     step, epoch = shares[0].step, shares[0].epoch
     if {(share.step, share.epoch) for share in shares} != {(step, epoch)}:
         raise CheckpointError(f"the ranks have saved different steps: {sorted({share.step for share in shares})}")
     folder = directory / step_folder(step, epoch)
-    content = encode(facts_of(metadata, stored))
-    write_file(folder / FILE, len(content), [content])
-    facts = Part(PART, (), KEYS, (FileRecord(FILE, len(content), digest(content)),))
-    first = write_share(folder, replace(shares[0], parts=(*shares[0].parts, facts)))
+    write_file(folder / FILE, len(facts), [facts])
+    part = Part(FILE, (), KEYS, (FileRecord(FILE, len(facts), digest(facts)),))
+    first = write_share(folder, replace(shares[0], parts=(*shares[0].parts, part)))
+    if any(share.entry is None for share in shares[1:]):
+        # Their keepers write them, and whoever comes last completes the step.
+        return Writer(directory, 0, len(shares), epoch).commit(step)
     manifest = encode_manifest(_step_manifest([first, *shares[1:]]))
     check_epoch(directory, epoch)
     # Whoever made the folder may have died before its name was durable.
@@ -132,6 +140,7 @@ def complete(
         raise CheckpointError(f"{folder}: was completed by another process, which must not happen")
     BEGUN.discard(folder)
     log.info("step %d of epoch %d is complete: %d ranks", step, epoch, len(shares))
+    return True
 
 
 def facts_of(metadata: Metadata, stored: Mapping[MetadataIndex, Stored]) -> Facts:
@@ -148,10 +157,12 @@ def facts_of(metadata: Metadata, stored: Mapping[MetadataIndex, Stored]) -> Fact
 
 def tidy(directory: Path, epoch: int, keep: int | None) -> None:
     """Remove complete checkpoints beyond ``keep`` and what can never be complete; never raises."""
+    # Looked at first: what is completed while the directory is read must not count as never to be complete.
+    begun = set(BEGUN)
     try:
         checkpoints = list_checkpoints(directory)
         going = retention.surplus(checkpoints, keep, RESUMED, epoch) if keep is not None else []
-        for folder in [*going, *retention.leftovers(checkpoints, RESUMED | BEGUN, epoch)]:
+        for folder in [*going, *retention.leftovers(checkpoints, RESUMED | begun, epoch)]:
             check_epoch(directory, epoch)
             retention.remove_checkpoint(folder)
     except (OSError, CheckpointError) as error:

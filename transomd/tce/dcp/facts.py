@@ -19,7 +19,6 @@ from transomd.words import ExitCode
 
 FORMAT = 1
 FILE = "dcp.json"
-PART = "dcp"
 KEYS = ("torch.distributed.checkpoint",)
 """In place of a state's keys, so that the engine, asked to load such a checkpoint, says what it is."""
 
@@ -35,7 +34,7 @@ class DamagedError(CheckpointError):
 
 @dataclass(frozen=True)
 class Stored:
-    """Where bytes lie, what torch calls their type, and their digest."""
+    """Where bytes lie, what torch calls their type, and their digest ('': the manifest of the rank has it)."""
 
     file: str
     name: str
@@ -98,18 +97,24 @@ def decode(content: bytes) -> Facts:
 def read_facts(folder: Path) -> Facts:
     """Read and verify the facts of the checkpoint in ``folder``. DamagedError if they are damaged or gone."""
     try:
-        part = load_parts(folder, read_step_manifest(folder), [PART])[0]
+        manifest = read_step_manifest(folder)
+        part = load_parts(folder, manifest, [part.name for part in manifest.parts if part.keys == KEYS])[0]
         content = (folder / FILE).read_bytes()
         if digest(content) != part.files[0].xxh3_128:
             raise ValueError(f"{FILE}: is damaged")
         return decode(content)
-    except (OSError, ValueError) as error:
-        raise DamagedError(f"{folder} {DAMAGED}: {error}", hint=f"transom ckpt verify {folder.parent}") from error
+    except (OSError, ValueError, IndexError) as error:
+        raise damaged(folder, error) from error
+
+
+def damaged(folder: Path, error: Exception) -> DamagedError:
+    """Say that the checkpoint in ``folder`` cannot be read as it was written."""
+    return DamagedError(f"{folder} {DAMAGED}: {error}", hint=f"transom ckpt verify {folder.parent}")
 
 
 def written_by_dcp(manifest: StepManifest) -> bool:
     """Whether a checkpoint was written through torch.distributed.checkpoint."""
-    return any(part.name == PART for part in manifest.parts)
+    return any(part.keys == KEYS for part in manifest.parts)
 
 
 def folders(directory: Path, bound: int | None = None) -> list[Path]:

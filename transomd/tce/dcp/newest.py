@@ -15,8 +15,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from transomd.tce.dcp.facts import DAMAGED, DamagedError, folders
 from transomd.tce.dcp.reader import TransomStorageReader
+from transomd.tce.dcp.shares import look, whole
 from transomd.tce.errors import CheckpointError
-from transomd.tce.manifest import parse_step_folder
+from transomd.tce.manifest import parse_step_folder, step_folder
+from transomd.tce.replicate.holdings import decode
 
 log = logging.getLogger("transom.tce")
 
@@ -40,9 +42,10 @@ def load_newest(
         directory, resume_step = found.directory, found.resume_step if resume_step is None else resume_step
     place = Path(os.path.abspath(directory))
     refuted: dict[str, str] = {}
-    while (name := _agreed(place, resume_step, refuted, process_group)) is not None:
+    while (agreed := _agreed(place, resume_step, refuted, process_group)) is not None:
+        name, ranks = agreed
         step, _ = parse_step_folder(name) or (0, 0)
-        reader = _Reader(place / name)
+        reader = _Reader(place / name, ranks)
         try:
             load(
                 state_dict,
@@ -54,6 +57,8 @@ def load_newest(
             refuted[name] = _damage(error)
             log.warning("%s: %s; trying the next older checkpoint", place, refuted[name])
             continue
+        finally:
+            reader.reset()
         return step
     if refuted:
         raise CheckpointError(
@@ -64,26 +69,37 @@ def load_newest(
 
 
 class _Reader(TransomStorageReader):
-    """Reads one folder."""
+    """Reads one folder, which the memory of ``ranks`` ranks holds, too (0: it does not)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ranks: int) -> None:
         super().__init__(folder.parent)
-        self._wanted = folder
+        self._found = folder, ranks
 
-    def find(self) -> Path:
+    def find(self) -> tuple[Path, int]:
         """That folder."""
-        return self._wanted
+        return self._found
 
 
-def _agreed(place: Path, bound: int | None, refuted: dict[str, str], group: dist.ProcessGroup | None) -> str | None:
-    """The newest folder that every rank sees and that was not refuted."""
-    mine = [folder.name for folder in folders(place, bound) if folder.name not in refuted]
-    if not (dist.is_available() and dist.is_initialized()):
-        return mine[0] if mine else None
-    everyones: list[list[str] | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyones, mine, group=group)
-    common = set(mine).intersection(*(names for names in everyones if names is not None))
-    return next((name for name in mine if name in common), None)
+def _agreed(
+    place: Path, bound: int | None, refuted: dict[str, str], group: dist.ProcessGroup | None
+) -> tuple[str, int] | None:
+    """The newest that every rank sees in storage, or that the memories of all nodes hold together.
+
+    With it, of how many ranks it is in memory (0: it is not).
+    """
+    stored = [folder.name for folder in folders(place)]
+    mine = stored, [one.encode() for one in look(place)]
+    everyones = [mine]
+    if dist.is_available() and dist.is_initialized():
+        everyones = [mine] * dist.get_world_size(group)
+        dist.all_gather_object(everyones, mine, group=group)
+    held = whole(decode(one) for _, of_rank in everyones for one in of_rank)
+    in_memory = {step_folder(step, epoch): ranks for (epoch, step), ranks in held.items()}
+    found = {name: 0 for name in stored if all(name in names for names, _ in everyones)} | in_memory
+    steps = {name: parse_step_folder(name) or (0, 0) for name in found if name not in refuted}
+    wanted = [name for name, (step, _) in steps.items() if bound is None or step <= bound]
+    newest = max(wanted, key=lambda name: steps[name][::-1], default=None)
+    return None if newest is None else (newest, found[newest])
 
 
 def _damage(error: CheckpointException) -> str:

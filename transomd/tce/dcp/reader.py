@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,18 +25,26 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from transomd.tce.dcp import commit, staging
-from transomd.tce.dcp.facts import Chunk, Facts, Stored, TensorFacts, folders, read_facts
+from transomd.tce.dcp.facts import Chunk, Facts, Stored, TensorFacts, folders
+from transomd.tce.dcp.shares import Shares, Step, look, whole
+from transomd.tce.dcp.source import Source
 from transomd.tce.dcp.values import check_loadable
 from transomd.tce.dcp.writer import step_of
 from transomd.tce.environment import at_least, from_environment
 from transomd.tce.errors import CheckpointError
+from transomd.tce.manifest import parse_step_folder, step_folder
+from transomd.tce.memory.place import agent_socket
+
+log = logging.getLogger("transom.tce")
 
 
 class TransomStorageReader(StorageReader):
     """Loads from ``directory`` the checkpoint of ``step`` (or of ``checkpoint_id``); None: the newest complete one.
 
     ``resume_step`` bounds the step that may be chosen. Before anything reaches the program, every rank verifies the
-    bytes that it would load: damage is named and raised on all ranks.
+    bytes that it would load: damage is named and raised on all ranks. Each share of a rank is taken from this node's
+    memory, else from another node's, else from storage. A step that is in memory alone is found by ``load_newest``;
+    and here where this node holds all of it and no agent tells of other nodes, that may not see it.
     """
 
     def __init__(
@@ -45,7 +54,8 @@ class TransomStorageReader(StorageReader):
         self.directory = Path(os.path.abspath(directory))
         self.step = None if step is None else at_least(step, 0, "step")
         self.resume_step = None if resume_step is None else at_least(resume_step, 0, "resume_step")
-        self._folder: Path | None = None
+        self.loaded_from = ""
+        self._source: Source | None = None
         self._chunks: dict[MetadataIndex, Chunk] = {}
 
     @classmethod
@@ -57,19 +67,25 @@ class TransomStorageReader(StorageReader):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a load, of the step ``checkpoint_id`` if it is given."""
-        self._folder = None
+        self._release()
         if checkpoint_id is not None:
             self.step = step_of(checkpoint_id)
 
     # Without **kwargs DCP does not ask a second time, for metadata of single ranks, where there is none.
     def read_metadata(self) -> Metadata:
         """What the checkpoint holds. CheckpointError if there is none, DamagedError if its facts are damaged."""
-        self._folder = self.find()
-        facts = read_facts(self._folder)
+        self._release()
+        folder, ranks = self.find()
+        self._source = _source(folder, ranks)
+        try:
+            facts = self._source.facts()
+        except CheckpointError:
+            self._source.release()
+            raise
         chunks = _chunks(facts)
         about: dict[str, Any] = {fqn: _described(tensor) for fqn, tensor in facts.tensors.items()}
         about.update({fqn: BytesStorageMetadata() for fqn in facts.values})
-        meta = StorageMeta(checkpoint_id=str(self._folder))
+        meta = StorageMeta(checkpoint_id=str(folder))
         return Metadata(about, planner_data=facts.paths, storage_data=chunks, storage_meta=meta)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -78,10 +94,14 @@ class TransomStorageReader(StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Verify every byte that this rank would load; DamagedError names the first tensor that is damaged."""
-        folder = self._at()
-        for stored in {self._chunks[item.storage_index].stored: None for item in _in_order(plan.items, self._chunks)}:
-            staging.check(folder, stored)
-        return replace(plan, storage_data=folder.name)
+        source = self._at()
+        try:
+            for stored in {self._chunks[i.storage_index].stored: None for i in _in_order(plan.items, self._chunks)}:
+                source.check(stored)
+        except CheckpointError:
+            source.release()
+            raise
+        return replace(plan, storage_data=source.folder.name)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Check that all ranks load one checkpoint. On the coordinator."""
@@ -95,15 +115,19 @@ class TransomStorageReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Bring the bytes into the program, each verified once more as it is read."""
-        folder = self._at()
+        source = self._at()
         last: tuple[Stored, torch.Tensor] | None = None
         for item in _in_order(plan.items, self._chunks):
             chunk = self._chunks[item.storage_index]
             if last is None or last[0] != chunk.stored:
                 last = None
-                last = chunk.stored, staging.get(folder, chunk.stored, chunk.sizes)
+                last = chunk.stored, source.get(chunk.stored, chunk.sizes)
             _bring(item, last[1], planner)
-        commit.RESUMED.add(folder)
+        log.info("%s: loaded from %s", source.folder.name, source.told)
+        self.loaded_from = source.told
+        commit.RESUMED.add(source.folder)
+        del last
+        source.release()
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -113,26 +137,51 @@ class TransomStorageReader(StorageReader):
         """Whether ``checkpoint_id`` is a step."""
         return str(checkpoint_id).isdecimal()
 
-    def find(self) -> Path:
-        """The folder that would be loaded; CheckpointError if there is none."""
+    def find(self) -> tuple[Path, int]:
+        """The folder that would be loaded, and of how many ranks memory has it (0: none); CheckpointError if none."""
         try:
-            found = folders(self.directory, self.resume_step if self.step is None else self.step)
+            found = self._seen()
         except OSError as error:
             raise CheckpointError(f"{self.directory} cannot be read: {error}") from error
-        which = ""
-        if self.step is not None:
-            which = f" of step {self.step}"
-            found = [folder for folder in found if folder.name.startswith(f"step-{self.step:09d}.")]
         if not found:
+            which = "" if self.step is None else f" of step {self.step}"
             raise CheckpointError(
                 f"{self.directory} holds no complete checkpoint{which} that torch.distributed.checkpoint wrote",
                 hint=f"transom ckpt list {self.directory}",
             )
-        return found[0]
+        epoch, step = max(found)
+        return self.directory / step_folder(step, epoch), found[epoch, step]
 
-    def _at(self) -> Path:
-        assert self._folder is not None
-        return self._folder
+    def _seen(self) -> dict[Step, int]:
+        """The steps in question. Raises OSError."""
+        in_memory = whole(look(self.directory))
+        stored = (parse_step_folder(folder.name) or (0, 0) for folder in folders(self.directory))
+        found = {(epoch, step): in_memory.get((epoch, step), 0) for step, epoch in stored}
+        if agent_socket() is None:
+            found = {**found, **in_memory}
+        return {at: ranks for at, ranks in found.items() if self._wanted(at[1])}
+
+    def _wanted(self, step: int) -> bool:
+        return step == self.step if self.step is not None else self.resume_step is None or step <= self.resume_step
+
+    def _at(self) -> Source:
+        assert self._source is not None
+        return self._source
+
+    def _release(self) -> None:
+        if self._source is not None:
+            self._source.release()
+        self._source = None
+
+
+def _source(folder: Path, ranks: int) -> Source:
+    """The checkpoint, from the memory of so many ranks where there are any."""
+    step, epoch = parse_step_folder(folder.name) or (0, 0)
+    try:
+        return Source(folder, Shares(folder.parent, epoch, step, ranks) if ranks else None)
+    except OSError as error:
+        log.warning("memory is not asked for %s: %s", folder.name, error)
+        return Source(folder)
 
 
 def _chunks(facts: Facts) -> dict[MetadataIndex, Chunk]:

@@ -1,4 +1,4 @@
-"""The one place where DCP's bytes go and come from: today a file a rank, later a tier in memory before it."""
+"""DCP's bytes to and from storage: one file a rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transomd.tce.errors import CheckpointError
 from transomd.tce.files import CHUNK, digest, write_file
 from transomd.tce.layout import Layout
 from transomd.tce.manifest import FileRecord
-from transomd.tce.payload import plan
+from transomd.tce.payload import on_host, plan
 
 VALUE = "a value as torch.save wrote it"
 
@@ -41,7 +41,7 @@ def put(
         whole.update(payload.header)
         yield payload.header
         for record in payload.records:
-            tensor = _on_host(source(record.name), like[record.name], record.name)
+            tensor = on_host(expected(source(record.name), like[record.name], record.name))
             view = bytes_of(tensor)
             digests[record.name] = digest(view)
             whole.update(view)
@@ -99,13 +99,14 @@ def _pieces(folder: Path, stored: Stored, buffer: memoryview) -> Iterator[memory
         raise DamagedError(f"{folder / stored.file}: tensor {stored.name} {DAMAGED}: {error.strerror}") from error
 
 
-def _on_host(tensor: torch.Tensor, like: torch.Tensor, name: str) -> torch.Tensor:
+def expected(tensor: torch.Tensor, like: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor, detached; CheckpointError if it is not what was announced."""
     if tensor.dtype != like.dtype or tensor.shape != like.shape:
         raise CheckpointError(
             f"{name} was announced as {like.dtype} {list(like.shape)} and came as {tensor.dtype} {list(tensor.shape)}",
             hint="the planner's resolve_data must bring the same each time it is asked",
         )
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return tensor.detach()
 
 
 def _damaged(folder: Path, stored: Stored) -> DamagedError:

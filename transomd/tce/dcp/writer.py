@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import io
+import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from transomd.tce.dcp import commit, staging
+from transomd.tce.dcp import commit, staging, tiers
 from transomd.tce.dcp.commit import Share
-from transomd.tce.dcp.facts import Stored
-from transomd.tce.dcp.values import check_loadable
+from transomd.tce.dcp.facts import Stored, encode
+from transomd.tce.dcp.items import Items
+from transomd.tce.dcp.tiers import Staging, Terms
 from transomd.tce.environment import at_least, from_environment
 from transomd.tce.errors import CheckpointError, storage_error
 from transomd.tce.files import make_folder
-from transomd.tce.manifest import step_folder
+from transomd.tce.handle import SaveHandle
+from transomd.tce.manifest import MANIFEST, TensorRecord, step_folder
+from transomd.tce.memory.budget import switched_off
+from transomd.tce.memory.ledger import NoRoom
+from transomd.tce.memory.tier import Policy, policy_of
 
+log = logging.getLogger("transom.tce")
 _SHARE = "transom: the share of a rank"
+_ALL = 1 << 62
+_ARGUMENTS = ("directory", "epoch", "keep", "storage_every")
 
 
 class TransomStorageWriter(StorageWriter):
@@ -34,31 +41,64 @@ class TransomStorageWriter(StorageWriter):
 
     ``epoch`` counts the starts of the program, so that a process of an earlier start cannot complete a checkpoint any
     more; without one, the first save takes the next free number. ``keep``: so many complete checkpoints stay, None:
-    all. A checkpoint exists once every rank's file is durable; a save that fails on any rank raises on all.
+    all. A save that fails on any rank raises on all.
+
+    ``memory``, ``when_full`` and ``storage_every`` are those of CheckpointEngine: with the memory tier a save is done
+    when every rank's share is in memory that outlives the program; a keeper brings it to other nodes and to storage.
+    ``handle``, of the save that was done last, tells of these stages. Without the tier a save is done when it is
+    durable. In another process than the one that made the writer there is no memory tier.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, epoch: int | None = None, keep: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        epoch: int | None = None,
+        keep: int | None = None,
+        memory: bool | None = None,
+        when_full: Policy = "latest",
+        storage_every: int = 1,
+    ) -> None:
         super().__init__()
         self.directory = Path(os.path.abspath(directory))
         self.epoch = None if epoch is None else at_least(epoch, 0, "epoch")
         self.keep = None if keep is None else at_least(keep, 1, "keep")
-        self._token = commit.TOKEN
+        self.handle: SaveHandle | None = None
+        token = commit.TOKEN if self.epoch is None else ""
+        every = at_least(storage_every, 1, "storage_every")
+        self._terms = Terms(self.directory, self.keep or _ALL, every, policy_of(when_full), token)
+        self._memory = memory is True or (memory is None and not switched_off(os.environ))
+        self._pid = os.getpid()
         # By thread, in which one save runs from its first call to its last: another may begin meanwhile.
         self._steps: dict[int, int] = {}
+        self._staged: dict[int, Staging] = {}
 
     @classmethod
     def from_env(cls, **overrides: Any) -> TransomStorageWriter:
-        """The writer that the launcher describes: TRANSOM_CHECKPOINT_DIR, TRANSOM_EPOCH, TRANSOM_CHECKPOINT_KEEP."""
+        """The writer that the launcher describes.
+
+        Reads TRANSOM_CHECKPOINT_DIR, TRANSOM_EPOCH, TRANSOM_CHECKPOINT_KEEP and TRANSOM_CHECKPOINT_STORAGE_EVERY.
+        """
         found = from_environment(os.environ, {"rank": 0, "world_size": 1, **overrides})
-        arguments = {key: value for key, value in found.items() if key in ("directory", "epoch", "keep")}
-        return cls(**{**arguments, **overrides})
+        return cls(**{**{key: value for key, value in found.items() if key in _ARGUMENTS}, **overrides})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For ``async_save`` in a process of its own."""
+        return {**self.__dict__, "handle": None, "_steps": {}, "_staged": {}}
+
+    def close(self, timeout: float = 600.0) -> None:
+        """Wait until what was saved is in storage, at most ``timeout`` seconds, and let go of the memory."""
+        tiers.close(self.directory, timeout, leave=True)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin the save of the step ``checkpoint_id``."""
+        thread = threading.get_ident()
+        if (unfinished := self._staged.pop(thread, None)) is not None:
+            unfinished.drop()
         if checkpoint_id is None:
-            self._steps.pop(threading.get_ident(), None)
+            self._steps.pop(thread, None)
         else:
-            self._steps[threading.get_ident()] = step_of(checkpoint_id)
+            self._steps[thread] = step_of(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Refuse what would leave several checkpoints of one step."""
@@ -77,41 +117,42 @@ class TransomStorageWriter(StorageWriter):
         """Claim the epoch, and tell each rank who it is. On the coordinator."""
         step = self._step()
         try:
-            epoch = commit.claim(self.directory, self.epoch, self._token)
+            # With memory the keepers see to the claim from the second save on: a store that hangs holds up none.
+            epoch = commit.claim(self.directory, self.epoch, self._terms.token, once=self._in_memory)
         except OSError as error:
             raise storage_error(f"step {step}: the epoch could not be claimed", error, self.directory, 4096) from error
-        commit.begin(self.directory / step_folder(step, epoch), step, epoch)
+        commit.begin(self.directory / step_folder(step, epoch), step, epoch, self._in_memory)
         return [
             replace(plan, storage_data=Share(step, epoch, rank, len(plans), time.time()))
             for rank, plan in enumerate(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's file and, but for rank 0, its manifest, durably."""
+        """Copy this rank's share into memory; or, without the memory tier, write it, durably."""
         # With cached plans the share is that of an earlier save, of the same epoch and rank.
         share = replace(plan.storage_data, step=self._step())
-        folder = self.directory / step_folder(share.step, share.epoch)
-        items = _Items(plan, planner)
-        try:
-            make_folder(folder)
-            results, share = self._write(folder, items, share)
-        except OSError as error:
-            what = f"step {share.step}: rank {share.rank} could not write its checkpoint"
-            raise storage_error(what, error, self.directory, items.bytes) from error
+        items = Items(plan, planner)
+        results = self._stage(share, items) if self._in_memory else None
         future: Future[list[WriteResult]] = Future()
-        future.set_result([*results, WriteResult(MetadataIndex(_SHARE), 0, share)])
+        future.set_result(results or self._write(share, items))
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Complete the checkpoint: facts, the manifest of rank 0 and, last, that of the step. On the coordinator."""
+        """Complete the checkpoint, or let keepers do so: with the facts comes the last share. On the coordinator."""
         shares = [result[-1].storage_data for result in results]
         stored = {one.index: one.storage_data for result in results for one in result[:-1]}
+        facts = encode(commit.facts_of(metadata, stored))
+        staged = self._staged.pop(threading.get_ident(), None)
+        if staged is not None:
+            self.handle = self._published(staged, facts)
+            return
         try:
-            commit.complete(self.directory, shares, metadata, stored)
+            complete = commit.complete(self.directory, shares, facts)
         except OSError as error:
             what = f"step {shares[0].step} could not be completed"
             raise storage_error(what, error, self.directory, 1 << 20) from error
-        commit.tidy(self.directory, shares[0].epoch, self.keep)
+        if complete:
+            commit.tidy(self.directory, shares[0].epoch, self.keep)
 
     def storage_meta(self) -> StorageMeta:
         """What planners are told of this save."""
@@ -122,6 +163,10 @@ class TransomStorageWriter(StorageWriter):
         """Whether ``checkpoint_id`` is a step."""
         return str(checkpoint_id).isdecimal()
 
+    @property
+    def _in_memory(self) -> bool:
+        return self._memory and os.getpid() == self._pid
+
     def _step(self) -> int:
         step = self._steps.get(threading.get_ident())
         if step is None:
@@ -131,20 +176,41 @@ class TransomStorageWriter(StorageWriter):
             )
         return step
 
-    def _write(self, folder: Path, items: _Items, share: Share) -> tuple[list[WriteResult], Share]:
-        record = staging.put(folder, share.name, items.like, items.bring, items.values) if items.like else None
-        share = commit.share_of(share, record)
-        if share.rank != 0:
-            share = commit.write_share(folder, share)
-        found = {tensor.name: tensor for tensor in record.tensors} if record else {}
-        results = []
-        for name, item in items.items.items():
-            tensor = found[name]
-            where = Stored(
-                f"{share.name}.safetensors", name, tensor.dtype, tensor.offset, tensor.bytes, tensor.xxh3_128
-            )
-            results.append(WriteResult(item.index, tensor.bytes, where))
-        return results, share
+    def _stage(self, share: Share, items: Items) -> list[WriteResult] | None:
+        """Copy the share into memory; None, after a warning, if it cannot be had now."""
+        try:
+            staged = Staging(tiers.tier_of(share, self._terms), share, items.tensors())
+            if share.rank == 0:
+                self._staged[threading.get_ident()] = staged
+            else:
+                self.handle = staged.publish()
+        except (OSError, MemoryError, NoRoom) as error:
+            log.warning("step %d is written to storage at once: %s", share.step, error)
+            return None
+        return _results(share, items, staged.records, known=False)
+
+    def _published(self, staged: Staging, facts: bytes) -> SaveHandle:
+        try:
+            handle = staged.publish(facts)
+        except (OSError, MemoryError) as error:
+            raise CheckpointError(f"step {staged.share.step} could not be kept in memory: {error}") from error
+        commit.STAGED.add(self.directory / step_folder(handle.step, staged.share.epoch))
+        return handle
+
+    def _write(self, share: Share, items: Items) -> list[WriteResult]:
+        """Write the share and, but for rank 0, its manifest, durably."""
+        folder = self.directory / step_folder(share.step, share.epoch)
+        try:
+            make_folder(folder)
+            record = staging.put(folder, share.name, items.like, items.bring, items.values) if items.like else None
+            share = commit.share_of(share, record)
+            if share.rank != 0:
+                share = commit.write_share(folder, share)
+        except OSError as error:
+            what = f"step {share.step}: rank {share.rank} could not write its checkpoint"
+            raise storage_error(what, error, self.directory, items.bytes) from error
+        self.handle = SaveHandle(share.step, (folder / MANIFEST).exists)
+        return _results(share, items, record.tensors if record else (), known=True)
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
@@ -158,60 +224,14 @@ def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
     return int(text)
 
 
-@dataclass(init=False)
-class _Items:
-    """What one rank writes: the items of a plan by a name for people, and what each looks like."""
-
-    items: Mapping[str, WriteItem]
-    like: Mapping[str, torch.Tensor]
-    values: dict[str, torch.Tensor]
-
-    def __init__(self, plan: SavePlan, planner: SavePlanner) -> None:
-        self._planner = planner
-        self.values = {}
-        items: dict[str, WriteItem] = {}
-        for item in plan.items:
-            items[_name(item, items)] = item
-        self.items = items
-        self.like = {name: self._look(name, item) for name, item in items.items()}
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(tensor.nbytes for tensor in self.like.values())
-
-    def bring(self, name: str) -> torch.Tensor:
-        """The tensor, or the bytes of a value as a tensor, to be written now."""
-        if name in self.values:
-            return self.values[name]
-        return self._resolve(name, self.items[name])
-
-    def _look(self, name: str, item: WriteItem) -> torch.Tensor:
-        if item.type == WriteItemType.BYTE_IO:
-            self.values[name] = self._value(item)
-            return torch.empty_like(self.values[name], device="meta")
-        tensor = self._resolve(name, item)
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-    def _resolve(self, name: str, item: WriteItem) -> torch.Tensor:
-        tensor = self._planner.resolve_data(item)
-        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
-            raise CheckpointError(f"{name} cannot be saved: it is no dense tensor", hint="save its dense parts")
-        return tensor
-
-    def _value(self, item: WriteItem) -> torch.Tensor:
-        content = self._planner.resolve_data(item)
-        assert isinstance(content, io.BytesIO)
-        value = bytearray(content.getvalue())
-        check_loadable(item.index.fqn, value)
-        return torch.frombuffer(value, dtype=torch.uint8)
-
-
-def _name(item: WriteItem, taken: Mapping[str, WriteItem]) -> str:
-    """``model.weight``, of a shard ``model.weight@128,0`` with where it begins."""
-    name = item.index.fqn
-    if item.type == WriteItemType.SHARD and item.index.offset is not None:
-        name = f"{name}@{','.join(map(str, item.index.offset))}"
-    while name in taken or name == "__metadata__":
-        name += "#"
-    return name
+def _results(share: Share, items: Items, records: Sequence[TensorRecord], known: bool) -> list[WriteResult]:
+    """Where each item lies in the rank's file, and last the share; ``known``: whether digests are taken already."""
+    found = {record.name: record for record in records}
+    file = f"{share.name}.safetensors"
+    results = []
+    for name, item in items.items.items():
+        record = found[name]
+        told = record.xxh3_128 if known else ""
+        where = Stored(file, name, record.dtype, record.offset, record.bytes, told)
+        results.append(WriteResult(item.index, record.bytes, where))
+    return [*results, WriteResult(MetadataIndex(_SHARE), 0, share)]

@@ -120,10 +120,12 @@ class Desk:
             guest.key = os.path.realpath(message["directory"]), int(message["rank"])
             guest.world_size = int(message["world_size"])
             owned = any(other.owns and other.key == guest.key for other in self.lines.values() if other is not guest)
+            held = holdings(self.office.holders(guest.key[0]))
             told = {
-                "steps": self._steps(guest.key, guest.world_size),
+                "steps": [list(at) for at in loadable(held, guest.key[1], guest.world_size)],
                 "staged": self._staged(guest.key),
                 "owned": owned,
+                "held": [one.encode() for one in held],
             }
             line.queue({"id": message["id"], **told})
         elif asked == "arena":
@@ -255,10 +257,6 @@ class Desk:
     def _staged(self, key: Key) -> list[list[int]]:
         tenant = self._tenants.get(key)
         return [[state.epoch, state.step] for _, _, state in tenant.staged()] if tenant else []
-
-    def _steps(self, key: Key, world_size: int) -> list[list[int]]:
-        """Epoch and step of everything that the rank could load from this node's memory alone."""
-        return [list(at) for at in loadable(holdings(self.office.holders(key[0])), key[1], world_size)]
 
     def _at(self, guest: Guest, epoch: int, step: int) -> list[tuple[Holder, Entry]]:
         """This node's slots of a step that hold something for the rank; one of each holder."""

@@ -28,6 +28,11 @@ class Place:
     rest_bytes: int
     stored: bool
 
+    @property
+    def rest_name(self) -> str:
+        """The file of what is no tensor: NAME.pt, unless NAME is a file's already."""
+        return self.name if self.name.endswith(".json") else f"{self.name}.pt"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -76,7 +81,7 @@ def with_digests(part: PartImage, known: Sequence[FileRecord]) -> PartImage:
 
 def _files(memory: memoryview, place: Place) -> tuple[FileImage, ...]:
     rest = memory[place.rest_at :][: place.rest_bytes]
-    files = [FileImage(f"{place.name}.pt", place.rest_bytes, (), lambda: [rest])]
+    files = [FileImage(place.rest_name, place.rest_bytes, (), lambda: [rest])] if place.rest_bytes else []
     if place.records:
         tensors = memory[place.tensors_at :][: place.tensors_bytes]
         name = f"{place.name}.safetensors"

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from xxhash import xxh3_64_intdigest
@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from transomd.tce.errors import CheckpointError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory import carry
-from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.arena import PAGE, Arena
 from transomd.tce.memory.ledger import Ledger, NoRoom
 from transomd.tce.memory.link import Link, call
 from transomd.tce.memory.recall import Recall
@@ -28,6 +28,8 @@ from transomd.tce.memory.table import Table, encode
 from transomd.tce.store import Store
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transomd.tce.payload import Payload
     from transomd.tce.restore import Found
 
@@ -38,6 +40,25 @@ AGAIN_S = 15.0
 _LOOK_S = 0.05
 _WORD_S = 30.0
 _PEERS_S = 10.0
+
+
+def policy_of(told: str) -> Policy:
+    """The policy of this name; CheckpointError if there is none."""
+    if told not in ("latest", "wait"):
+        raise CheckpointError(f"when_full is {told!r} and must be 'latest' or 'wait'")
+    return "wait" if told == "wait" else "latest"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A slot that is being copied into."""
+
+    arena: Arena
+    slot: int
+
+    def fits(self, end: int, table: Table) -> bool:
+        """Whether files that end at ``end`` find room in it, and then a table like this one and one file's more."""
+        return bool(end + len(encode(table)) + PAGE <= self.arena.slot_bytes)
 
 
 class MemoryTier:
@@ -51,6 +72,7 @@ class MemoryTier:
         self._link = link
         self._arena: Arena | None = None
         self._ours = False
+        self._opened: list[Opened] = []
         self._seq = 0
         self._again_at = 0.0
         self._lock = threading.RLock()
@@ -69,20 +91,44 @@ class MemoryTier:
         from transomd.tce.memory.copy import fill, lay_out
 
         with self._lock:
-            writer = self._store.writer
-            table = lay_out(payloads, writer.rank, writer.world_size, needs)
-            content = encode(table)
-            size = table.end + len(content)
+            table = lay_out(payloads, self._store.writer.rank, self._store.writer.world_size, needs)
             try:
-                arena = self._arena_for(size)
-                slot = self._slot(arena, step)
-                fill(arena, slot, table, payloads)
+                opened = self.open(step, table)
+                try:
+                    fill(opened.arena, opened.slot, table, payloads)
+                    self.publish(opened, step, table, handle)
+                finally:
+                    self.drop(opened)
             except (OSError, MemoryError) as error:
                 return self._without(str(error))
-            self._publish(arena, slot, step, table, content)
+            return ""
+
+    def open(self, step: int, table: Table, room: int = 0) -> Opened:
+        """A slot for the files of ``table`` and ``room`` bytes more, the caller's until it is published or dropped.
+
+        Raises OSError, MemoryError, or NoRoom if the step is skipped.
+        """
+        with self._lock:
+            arena = self._arena_for(table.end + room + len(encode(table)))
+            opened = Opened(arena, self._slot(arena, step))
+            self._opened = [*self._opened, opened]
+            return opened
+
+    def publish(self, opened: Opened, step: int, table: Table, handle: SaveHandle) -> None:
+        """Put in force what was copied. Raises OSError if the memory is not this rank's any more."""
+        with self._lock:
+            self.drop(opened)
+            arena, slot = opened.arena, opened.slot
+            if arena is not self._arena:
+                raise OSError("the memory of this rank was replaced meanwhile")
+            self._publish(arena, slot, step, table, encode(table))
             self.ledger.add(handle)
             self._tell_staged()
-            return ""
+
+    def drop(self, opened: Opened) -> None:
+        """Give back a slot that is not going to be published."""
+        with self._lock:
+            self._opened = [other for other in self._opened if other is not opened]
 
     def _publish(self, arena: Arena, slot: int, step: int, table: Table, content: bytes) -> None:
         """Put in force what was copied into a slot; ``content`` is its encoded table."""
@@ -167,12 +213,15 @@ class MemoryTier:
         free = [
             (state.state == STAGED, state.seq > arena.settled(slot) and self.ledger.due(state.step), state.order, slot)
             for slot, state in enumerate(states)
-            if not arena.used(slot) and not (state.state == STAGED and state.order == newest)
+            if not (arena.used(slot) or self._is_open(arena, slot) or (state.state == STAGED and state.order == newest))
         ]
         if not free:
             return None
         whole, wanted, _, slot = min(free)
         return None if whole and wanted and self._policy == "wait" else slot
+
+    def _is_open(self, arena: Arena, slot: int) -> bool:
+        return any(opened.arena is arena and opened.slot == slot for opened in self._opened)
 
     def _mark(self, arena: Arena, slot: int, step: int) -> bool:
         """Take the slot, unless the keeper begins to use it at this very moment."""
@@ -247,6 +296,11 @@ class MemoryTier:
             carry.fill(arena.image(slot), table, parts)
             self._publish(arena, slot, step, table, content)
             self._tell_staged()
+
+    def spare(self, folder: Path) -> None:
+        """What was loaded from this folder is not removed."""
+        with self._lock, contextlib.suppress(OSError):
+            self._tell("resumed", folder=str(folder), step=-1)
 
     def _adopt(self, step: int, epoch: int) -> None:
         """Make what an earlier start staged this one's own: under its old epoch nobody may write it any more."""

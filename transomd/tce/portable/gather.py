@@ -12,7 +12,8 @@ import torch
 
 from transomd.tce.catalogue import load_parts
 from transomd.tce.dcp import staging
-from transomd.tce.dcp.facts import DamagedError, read_facts, written_by_dcp
+from transomd.tce.dcp.facts import DamagedError, written_by_dcp
+from transomd.tce.dcp.source import Source
 from transomd.tce.errors import CheckpointError
 from transomd.tce.files import digest
 from transomd.tce.layout import Layout, put_together
@@ -102,13 +103,14 @@ def _mapped(folder: Path, file: FileRecord, on_read: OnRead) -> dict[str, torch.
 
 def _sharded(folder: Path, on_read: OnRead) -> dict[str, Any]:
     """The whole of a checkpoint that DCP wrote through transom."""
-    facts = read_facts(folder)
+    source = Source(folder)
+    facts = source.facts()
     flat: dict[str, Any] = {}
     for fqn, tensor in facts.tensors.items():
-        chunks = [(chunk.offsets, staging.get(folder, chunk.stored, chunk.sizes)) for chunk in tensor.chunks]
+        chunks = [(chunk.offsets, source.get(chunk.stored, chunk.sizes)) for chunk in tensor.chunks]
         flat[fqn] = assemble(fqn, tensor.shape, getattr(torch, tensor.dtype), chunks)
         on_read(flat[fqn].nbytes)
     for fqn, stored in facts.values.items():
-        flat[fqn] = value_of(fqn, bytes(staging.bytes_of(staging.get(folder, stored, (stored.bytes,)))))
+        flat[fqn] = value_of(fqn, bytes(staging.bytes_of(source.get(stored, (stored.bytes,)))))
         on_read(stored.bytes)
     return nested(flat, facts.paths)
