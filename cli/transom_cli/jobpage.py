@@ -12,6 +12,7 @@ Json = Mapping[str, Any]
 
 _MOMENTS = ("diagnosed", "drained", "fenced", "acted", "recovered")
 _SHOWN_EVIDENCE = 6
+_SHOWN_PAIRS = 8
 _SHOWN_INCIDENTS = 3
 _PENDING = ("pending",)
 
@@ -57,6 +58,10 @@ def _facts(job: Json, view: Json, now: float) -> Iterator[tuple[str, str]]:
     yield "checkpoint", _checkpoint(job, now)
     if job.get("checkpoint_trouble"):
         yield "", plain(job["checkpoint_trouble"])
+    if job.get("copies") and job.get("finished_at") is None:
+        yield "copies", _copies(job["copies"])
+    if job.get("copies_trouble") and job.get("finished_at") is None:
+        yield "", plain(job["copies_trouble"])
     if job.get("checkpoints_skipped"):
         yield "", f"{job['checkpoints_skipped']} steps were not stored: storage is slower than the saves"
     if job.get("restarts"):
@@ -65,6 +70,12 @@ def _facts(job: Json, view: Json, now: float) -> Iterator[tuple[str, str]]:
         yield "run folder", str(job["run_dir"])
     end = f", ended {ago(job['finished_at'], now)}" if job.get("finished_at") else ""
     yield "submitted", f"{ago(job.get('created_at'), now)}{end}"
+
+
+def _copies(holders: Mapping[str, str]) -> str:
+    pairs = [f"{plain(node)}'s on {plain(holder)}" for node, holder in sorted(holders.items())]
+    more = f" and {len(pairs) - _SHOWN_PAIRS} more (all with --json)" if len(pairs) > _SHOWN_PAIRS else ""
+    return ", ".join(pairs[:_SHOWN_PAIRS]) + more
 
 
 def _attempt(attempt: Json, now: float) -> str:

@@ -56,6 +56,9 @@ def all_losses(site: Site) -> dict[int, set[str]]:
 
 def test_power_loss_of_a_node_is_made_good_from_the_copy(site: Site) -> None:
     job = submitted(site, spares=1)
+    ring = {"n1": "n2", "n2": "n3", "n3": "n1"}
+    site.wait(lambda: site.job(job)["copies"] == ring, "who holds whose copy", 30)
+    assert site.job(job)["copies_trouble"] == ""
     site.sandbox.fail("n2", "power")
     check_end(site, job, drained={"n2"})
     went_on = told(site, 2)

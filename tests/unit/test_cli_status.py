@@ -71,6 +71,17 @@ def test_the_page_of_a_job() -> None:
     assert "\n".join(job_page(a_view(intents=[drain, done]), now=NOW, columns=80)) == PAGE
 
 
+def test_the_page_says_who_holds_copies_and_what_keeps_them_away() -> None:
+    pairs = {f"n{i}": f"n{i % 10 + 1}" for i in range(1, 11)}
+    job = {"id": 1, "copies": pairs, "copies_trouble": "n2: n3 does not take it\x1b[2J"}
+    page = " ".join("\n".join(job_page({"job": job}, now=1.0, columns=80)).split())
+    assert "copies n1's on n2, n10's on n1, n2's on n3," in page
+    assert "and 2 more (all with --json) n2: n3 does not take it" in page
+    assert "\x1b" not in page
+    ended = "\n".join(job_page({"job": {**job, "finished_at": 1.0}}, now=1.0, columns=80))
+    assert "copies" not in ended
+
+
 def test_a_fault_of_the_program_shows_its_traceback_harmless() -> None:
     evidence = [
         {"role": "root", "signature": "PY-EXCEPTION", "text": TRACEBACK, "file": "rank-0.log", "line": 9, "rank": 0}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from transomd.api.wire import LauncherReport
-from transomd.launch.stages import newest, trouble
+from transomd.launch.stages import copies_trouble, holders, newest, trouble
 
 REPORT = {"job_id": 1, "attempt": 1, "slurm_job_id": 7, "generation": 1, "host": "n1", "phase": "running", "at": 9.0}
 
@@ -46,6 +46,31 @@ def test_trouble_names_one_rank_and_counts_the_others() -> None:
     assert trouble(told) == "rank 1 on n2: no memory (and 1 more ranks)"
     assert trouble({"n1": [rank(0, "disk full")]}) == "rank 0 on n1: disk full"
     assert trouble({"n1": [rank(0)], "n2": []}) == ""
+
+
+def test_a_copy_is_as_far_as_the_newest_step_that_all_have() -> None:
+    told = [rank(0, replica=(8, 1, 3.0)), rank(1, replica=(7, 1, 4.0))]
+    assert newest(told, 2) == []
+    assert newest(told, 2, ((1, 6), 5.0)) == [{"stage": "replica", "step": 6, "epoch": 1, "at": 5.0}]
+
+
+def copying(partner: str = "", problem: str = "", none: str = "") -> dict[str, Any]:
+    return {"partner": partner, "replica_problem": problem, "no_partner": none}
+
+
+def test_copies_tell_who_holds_them_and_what_is_wrong() -> None:
+    told = {"n2": copying("n1", problem="n1 does not take it"), "n1": copying("n2"), "n3": copying(none="no keeper")}
+    assert holders(told) == {"n1": "n2", "n2": "n1"}
+    assert copies_trouble(told) == "n2: n1 does not take it (and 1 more nodes)"
+    assert copies_trouble({"n1": copying(none="no other node")}) == ""
+    assert copies_trouble({"n1": copying("n2"), "n2": copying("n1")}) == ""
+
+
+def test_holders_come_through_the_line_as_names_only() -> None:
+    report = LauncherReport.from_json({**REPORT, "copies": {"n1": "n2"}, "copies_trouble": "n1: no"})
+    assert (report.copies, report.copies_trouble) == ({"n1": "n2"}, "n1: no")
+    with pytest.raises(ValueError, match="copies"):
+        LauncherReport.from_json({**REPORT, "copies": {"n1": "n2; rm -rf"}})
 
 
 def test_it_comes_through_the_line() -> None:

@@ -56,6 +56,8 @@ def job_line(job: Job, latest: Latest, withheld: str = "") -> dict[str, Any]:
         "checkpoint": job.data.get("checkpoint"),
         "stages": job.data.get("stages") or [],
         "checkpoint_trouble": job.data.get("checkpoint_trouble") or "",
+        "copies": job.data.get("copies") or {},
+        "copies_trouble": job.data.get("copies_trouble") or "",
         "checkpoints_skipped": job.data.get("checkpoint_skipped") or 0,
         "rollback_step": bound(job.data),
         "restarts": max(0, latest.launches - 1),

@@ -126,6 +126,8 @@ class LauncherReport:
     checkpoints: list[list[int]] = field(default_factory=list)
     stages: list[dict[str, Any]] = field(default_factory=list)
     checkpoint_trouble: str = ""
+    copies: dict[str, str] = field(default_factory=dict)
+    copies_trouble: str = ""
     checkpoints_skipped: int = 0
     exit_code: int | None = None
     message: str = ""
@@ -163,6 +165,8 @@ class LauncherReport:
             checkpoints=[_read_checkpoint(x) for x in checked.items(data, "checkpoints", MAX_CHECKPOINTS)],
             stages=[_read_stage(checked.mapping(x, "stages")) for x in checked.items(data, "stages", len(Stage))],
             checkpoint_trouble=checked.line(data, "checkpoint_trouble"),
+            copies={node: checked.name(held, "copies") for node, held in checked.reasons(data, "copies").items()},
+            copies_trouble=checked.line(data, "copies_trouble"),
             checkpoints_skipped=checked.maybe_integer(data, "checkpoints_skipped") or 0,
             exit_code=checked.maybe_integer(data, "exit_code", checked.MAX_COUNT),
             message=checked.line(data, "message"),

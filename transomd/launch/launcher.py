@@ -184,9 +184,12 @@ class Launcher:
         heard = self.agents.hub.checkpoints(nodes)
         told = {n: [r for r in ranks if r["directory"] == folder] for n, ranks in heard.items()}
         ranks = [rank for each in told.values() for rank in each]
+        copies = self.agents.hub.copies(node for node in nodes if told[node])
         return {
             "stages": stages.newest(ranks, len(nodes) * self.spec.tasks_per_node, self.runs.agreement.newest),
             "checkpoint_trouble": stages.trouble(told),
+            "copies": stages.holders(copies),
+            "copies_trouble": stages.copies_trouble(copies),
             "checkpoints_skipped": sum(rank["skipped"] for rank in ranks),
         }
 

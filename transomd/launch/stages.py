@@ -36,6 +36,19 @@ def newest(told: Iterable[Json], world_size: int, copied: tuple[Step, float] | N
     return found
 
 
+def holders(told: Mapping[str, Json]) -> dict[str, str]:
+    """Return which node holds each node's copies. ``told`` is what the keepers say of copies (``Office.status``)."""
+    return {node: str(one["partner"]) for node, one in sorted(told.items()) if one["partner"]}
+
+
+def copies_trouble(told: Mapping[str, Json]) -> str:
+    """Return what keeps copies from other nodes, as one sentence; '' if nothing does. A single node has no other."""
+    said = {node: str(one["replica_problem"] or one["no_partner"]) for node, one in sorted(told.items())}
+    found = [f"{node}: {why}" for node, why in said.items() if why] if len(told) > 1 else []
+    more = f" (and {len(found) - 1} more nodes)" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else ""
+
+
 def trouble(told: Mapping[str, Iterable[Json]]) -> str:
     """Return what keeps checkpoints from coming further, as one sentence; '' if nothing does. Keys are nodes."""
     found = [

@@ -172,9 +172,14 @@ def absorb(view: JobView) -> tuple[dict[str, Any], tuple[Launch, ...]]:
         data["checkpoints"] = [list(checkpoint) for checkpoint in report.checkpoints]
     if report.stages or "stages" in data:
         data["stages"] = [dict(stage) for stage in report.stages]
-    for key, said in (("trouble", report.checkpoint_trouble), ("skipped", report.checkpoints_skipped)):
-        if said or f"checkpoint_{key}" in data:
-            data[f"checkpoint_{key}"] = said
+    for key, said in (
+        ("checkpoint_trouble", report.checkpoint_trouble),
+        ("checkpoint_skipped", report.checkpoints_skipped),
+        ("copies", report.copies),
+        ("copies_trouble", report.copies_trouble),
+    ):
+        if said or key in data:
+            data[key] = said
     if report.launches and report.launches[-1].last_step is not None:
         data["step"], data["step_at"] = report.launches[-1].last_step, report.launches[-1].last_step_at
     changes: dict[str, Any] = {} if data == dict(view.job.data) else {"data": data}
