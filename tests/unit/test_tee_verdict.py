@@ -415,6 +415,42 @@ def test_a_full_name_is_the_jobs_node() -> None:
     assert judge(log("srun: error: Node failure on n3.cluster.example")).nodes == ("n3",)
 
 
+OPPOSITE = {
+    "illegal access": ILLEGAL,
+    "input/output error": "OSError: [Errno 5] Input/output error: '/data/shard-3.bin'",
+    "read-only": "OSError: [Errno 30] Read-only file system: '/scratch/a'",
+    "no such program": "slurmstepd: error: execve(): torchrun: No such file or directory",
+    "missing GPU": "RuntimeError: CUDA error: invalid device ordinal",
+    "no GPU": "RuntimeError: No CUDA GPUs are available",
+    "illegal instruction": "srun: error: n2: task 2: Illegal instruction (core dumped)",
+    "killed": "srun: error: n2: task 2: Killed",
+    "memory of others": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 79.11 GiB of which 1.10 GiB is free. Process 4411 has 70.00 GiB memory in use.",
+    "loss is NaN": "AssertionError: Rank 2: found NaN in local grad norm in backward pass before data-parallel "
+    "communication collective. Device: 3, node: n2",
+    "retry exceeded": "n2:4411:4480 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer "
+    "10.9.0.2<45678> with status=12 opcode=0 len=0 vendor err 129 (Recv) localGid x",
+}
+
+
+@pytest.mark.parametrize("line", OPPOSITE.values(), ids=list(OPPOSITE))
+def test_words_that_a_guilty_node_and_an_innocent_one_both_print_blame_nobody_at_first(line: str) -> None:
+    """The same words mean the opposite on one node and on all, or with what the kernel says later."""
+    verdict = judge(log(line, 2))
+    assert (verdict.blame, verdict.nodes, verdict.drainable) == (Blame.UNKNOWN, (), ())
+    assert verdict.action in (Action.RESTART, Action.WAIT, Action.ROLLBACK), "nothing is stopped for it, either"
+    assert verdict.confidence is Confidence.LOW
+
+
+@pytest.mark.parametrize("what", ["no such program", "missing GPU"])
+def test_what_is_missing_on_every_node_is_the_programs_and_on_one_node_twice_the_nodes(what: str) -> None:
+    line = OPPOSITE[what]
+    everywhere = judge([one for rank in range(8) for one in log(line, rank)])
+    assert (everywhere.blame, everywhere.action) == (Blame.PROGRAM, Action.STOP)
+    again = judge(log(line, 2, T + 300), previous=[judge(log(line, 2))])
+    assert (again.blame, again.nodes, again.action, again.drainable) == (Blame.NODE, ("n2",), Action.EXCLUDE, ())
+
+
 def test_the_piece_that_decided_comes_first() -> None:
     verdict = judge([*log(PEER, 0, T - 5), *log(ECC, 3, T)])
     assert verdict.evidence[0].signature == "CUDA-ECC"

@@ -20,6 +20,9 @@ HARD_BEFORE_S = 600.0
 CLOCKS_S = 5.0
 """How far the clocks of two nodes may be apart."""
 
+ALIKE = frozenset({"SL-EXECVE", "CUDA-ORDINAL", "CUDA-NOIMAGE"})
+"""What a program that is set up wrongly meets on every node: on one only, a mount, a driver or a GPU is missing there."""
+
 _ENDINGS = (FailureClass.TIME_LIMIT, FailureClass.PREEMPTION, FailureClass.CANCELLED)
 _NAN = FailureClass.NUMERIC
 _HARD = ("kernel", "slurm", "heartbeat")
@@ -193,9 +196,18 @@ def _as_told(first: Evidence, case: Case) -> Verdict:
         ranks=ranks_of(group),
         evidence=tuple(group),
     )
+    if first.signature in ALIKE and _on_few(group, case):
+        unsure = replace(first, blame=Blame.UNKNOWN, action=Action.RESTART)
+        told = replace(told, blame=Blame.UNKNOWN, action=Action.RESTART, confidence=Confidence.LOW)
+        return replace(told, summary=sentences.as_told(unsure))
     if first.blame is Blame.PROGRAM:
         return replace(told, summary=sentences.program(first, group, case))
     return replace(told, summary=sentences.as_told(first))
+
+
+def _on_few(group: Sequence[Evidence], case: Case) -> bool:
+    """Whether this was seen on some nodes of the job and not on most of them."""
+    return 0 < len(nodes_of(group)) * 2 <= len(case.nodes)
 
 
 def killed(case: Case) -> Verdict | None:
