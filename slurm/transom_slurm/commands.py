@@ -13,7 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from transom_slurm.batch import sbatch_argv
-from transom_slurm.errors import SlurmDenied, SlurmError, SlurmRejected, SlurmUnavailable, SubmitAmbiguous
+from transom_slurm.errors import (
+    SlurmDenied,
+    SlurmError,
+    SlurmRejected,
+    SlurmUnavailable,
+    SlurmUnreadable,
+    SubmitAmbiguous,
+)
 from transom_slurm.parsers import (
     JOB_FIELDS,
     SACCT_FIELDS,
@@ -124,7 +131,7 @@ class CommandClient:
 
     async def nodes(self) -> Mapping[str, SlurmNode]:
         done = await self._query("scontrol", "-o", "-a", "show", "nodes")
-        return await asyncio.to_thread(parse_nodes, done.stdout)
+        return listed_nodes(await asyncio.to_thread(parse_nodes, done.stdout))
 
     async def finished(self, job_ids: Collection[int], since: float) -> Mapping[int, SlurmJob]:
         if not job_ids:
@@ -282,6 +289,13 @@ class CommandClient:
     def _says(text: str, pieces: Collection[str]) -> bool:
         lowered = text.lower()
         return any(piece in lowered for piece in pieces)
+
+
+def listed_nodes(nodes: Mapping[str, SlurmNode]) -> Mapping[str, SlurmNode]:
+    """Return the nodes. A list without any is no answer: every Slurm that transom serves has some."""
+    if not nodes:
+        raise SlurmUnreadable("nodes", "Slurm listed no node at all", hint="scontrol show nodes")
+    return nodes
 
 
 def _same_words(node: SlurmNode, other: SlurmNode) -> bool:

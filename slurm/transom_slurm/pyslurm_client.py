@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from transom_slurm.client import SlurmClient
-from transom_slurm.commands import CommandClient
+from transom_slurm.commands import CommandClient, listed_nodes
 from transom_slurm.errors import SlurmError, SlurmRejected, SlurmUnavailable, SlurmUnreadable
 from transom_slurm.nodesets import HostlistError, expand
 from transom_slurm.parsers import job_over
@@ -136,7 +136,7 @@ class PyslurmClient:
         if answer is None or answer.unread:
             return await self._commands.nodes()
         nodes = await asyncio.to_thread(_read, "nodes", answer.rows, _node)
-        return {node.name: node for node in nodes}
+        return listed_nodes({node.name: node for node in nodes})
 
     async def reservations(self) -> Sequence[Reservation]:
         answer = await self._ask("reservations")

@@ -16,9 +16,10 @@ from transomd.launch.agent import Agent
 from transomd.launch.aside import Aside
 from transomd.launch.launcher import Launcher
 from transomd.launch.options import Options, Watch
+from transomd.launch.program import LaunchPlan, program_env
 from transomd.launch.rundir import COMPLETED, RunDir
 from transomd.spec import JobSpec
-from transomd.words import LauncherPhase
+from transomd.words import ExitCode, LauncherPhase
 
 
 @pytest.fixture
@@ -96,6 +97,46 @@ def test_a_program_that_has_ended_is_claimed_once(run_dir: RunDir) -> None:
     assert not run_dir.claimed(COMPLETED)
     run_dir.claim(COMPLETED, {"epoch": 1})
     assert run_dir.claimed(COMPLETED)
+
+
+@pytest.mark.parametrize(("slurm_job_id", "generation"), [(7, 1), (8, 1)])
+async def test_a_batch_script_that_slurm_starts_again_or_twice_starts_nothing(
+    run_dir: RunDir, slurm_job_id: int, generation: int
+) -> None:
+    """A requeue behind our back, or a duplicate: it leaves with a code of its own, and no agent or program is begun."""
+    assert launcher(run_dir)._claim()
+    options = Options(
+        run_dir=run_dir, job_id=1, attempt=1, generation=generation, slurm_job_id=slurm_job_id, nodes=("n1",), host="n2"
+    )
+    again = launcher(run_dir)
+    made = Launcher(options, again.link, again.spec, Watch())
+    assert await made.run() == ExitCode.GATE_REFUSED
+    assert not run_dir.launcher_file.exists()
+
+
+def test_the_program_is_told_its_job_and_attempt_by_transoms_own_count(run_dir: RunDir) -> None:
+    """SLURM_RESTART_COUNT counts Slurm's requeues; a run keeps its id through attempts and launches."""
+    plan = LaunchPlan(
+        job_id=4,
+        attempt=3,
+        epoch=9,
+        nodes=("n1", "n2"),
+        resume_step=30,
+        master_port=5000,
+        spec=launcher(run_dir).spec,
+        env={"TRANSOM_ATTEMPT": "mine"},
+        left_out=(),
+    )
+    told = program_env(plan, {"SLURM_RESTART_COUNT": "7", "SLURM_JOB_ID": "12"})
+    assert {
+        key: told[key] for key in ("TRANSOM_JOB_ID", "TRANSOM_ATTEMPT", "TRANSOM_EPOCH", "TRANSOM_RESUME_STEP")
+    } == {
+        "TRANSOM_JOB_ID": "4",
+        "TRANSOM_ATTEMPT": "3",
+        "TRANSOM_EPOCH": "9",
+        "TRANSOM_RESUME_STEP": "30",
+    }
+    assert "SLURM_RESTART_COUNT" not in told
 
 
 class Ended:

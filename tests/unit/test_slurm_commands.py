@@ -16,6 +16,7 @@ from transom_slurm.errors import (
     SlurmError,
     SlurmRejected,
     SlurmUnavailable,
+    SlurmUnreadable,
     SubmitAmbiguous,
 )
 from transom_slurm.runner import CommandNotStarted, CommandOverflow, CommandTimeout, Completed
@@ -180,16 +181,18 @@ async def test_nothing_to_ask_asks_nothing() -> None:
 
 async def test_the_exact_calls() -> None:
     client, script = _client((0, "", ""))
-    for verb in ("cancel", "drain", "resume", "update_job", "nodes", "reservations"):
+    for verb in ("cancel", "drain", "resume", "update_job", "reservations"):
         await VERBS[verb](client)
+    with pytest.raises(SlurmUnreadable, match="no node at all"):
+        await client.nodes()
     assert [call["argv"] for call in script.calls] == [
         ("scancel", "1"),
         ("scontrol", "update", "nodename=n1", "state=drain", "reason=transom[x] y"),
         ("scontrol", "-o", "-a", "show", "node", "n1"),
         ("scontrol", "update", "nodename=n1", "state=undrain"),
         ("scontrol", "update", "jobid=1", "comment=x"),
-        ("scontrol", "-o", "-a", "show", "nodes"),
         ("scontrol", "-o", "show", "reservations"),
+        ("scontrol", "-o", "-a", "show", "nodes"),
     ]
     assert all(call["env"] == {"PATH": "/bin", "SLURM_CONF": "/c"} for call in script.calls)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from transom_sql.records import Intent
 
 from transomd.api.views import job_json
 from transomd.tee.types import Evidence
-from transomd.tol.attempts import next_attempt
+from transomd.tol.attempts import EXCLUDE_FOR_S, next_attempt
 from transomd.words import Action, Blame, FailureClass, JobState, LauncherPhase, Role
 
 
@@ -110,6 +111,26 @@ async def test_a_node_that_somebody_has_seen_to_is_left_out_no_more() -> None:
     world.slurm.resume_by_person("n2")
     await world.run(5)
     assert left_out() == ()
+    await world.close()
+
+
+async def test_a_node_is_left_out_for_a_day_and_never_so_many_that_too_few_are_left() -> None:
+    world = SimWorld(4)
+    await world.start_daemon()
+    await world.submit({"nodes": 3, "spares": 0})
+    world.at_step(8, lambda _: world.power_loss("n2"))
+    assert await world.end() is JobState.COMPLETED, world.story()
+    world.slurm.heal_node("n2")
+    world.slurm.resume_by_person("n2")
+    await world.run(5)
+    assert world.operator is not None
+    seen, view, later = world.operator.world(), world.view(), world.now + 60
+    undone = replace(view, intents={})  # as where nothing was drained: no drain that was lifted tells that it is well
+    assert next_attempt(undone, seen, later).excluded == ("n2",)
+    assert next_attempt(undone, seen, later + EXCLUDE_FOR_S).excluded == ()
+    world.slurm.drain_by_person("n3", "rack move")
+    await world.run(5)
+    assert next_attempt(undone, world.operator.world(), later).excluded == (), "three are wanted, and three are left"
     await world.close()
 
 
@@ -787,7 +808,6 @@ async def test_a_duplicate_is_turned_away_at_the_gate() -> None:
 
 
 def _as(world: SimWorld, **changes: int) -> object:
-    from dataclasses import replace
 
     return replace(world.launchers[0].report(), **changes)
 

@@ -21,7 +21,7 @@ CLOCKS_S = 5.0
 """How far the clocks of two nodes may be apart."""
 
 ALIKE = frozenset({"SL-EXECVE", "CUDA-ORDINAL", "CUDA-NOIMAGE"})
-"""What a program that is set up wrongly meets on every node: on one only, a mount, a driver or a GPU is missing there."""
+"""What a program that is set up wrongly meets on every node: on one only, a mount or a GPU is missing there."""
 
 _ENDINGS = (FailureClass.TIME_LIMIT, FailureClass.PREEMPTION, FailureClass.CANCELLED)
 _NAN = FailureClass.NUMERIC
