@@ -632,6 +632,20 @@ async def test_accounting_that_does_not_answer_makes_only_the_forgotten_job_unkn
     await world.close()
 
 
+async def test_a_job_that_slurm_lost_is_submitted_again_though_slurm_is_often_away(world: SimWorld) -> None:
+    """Each outage is shorter than what makes its absence sure; together they must not put it off for ever."""
+    await world.submit()
+    await world.until(lambda: world.job().data.get("step", 0) > 3)
+    world.slurm.lose_newest_jobs()
+    world.slurm_forgot = world.launchers[0].gone = True
+    world.processes.clear()
+    for _ in range(6):
+        await world.run(15)
+        world.slurm.outage(8)
+    await world.until(lambda: len(world.slurm.accepted) == 2, "submitted again", 30)
+    assert await world.end() is JobState.COMPLETED, world.story()
+
+
 async def test_an_id_that_was_given_out_again_is_not_the_job() -> None:
     """slurmctld lost its newest state: our job's id now is a stranger's, while our processes run on."""
     world = SimWorld(10)

@@ -21,7 +21,10 @@ from transomd.words import IntentState
 MANY = 3
 """So many nodes lost in one failure share something, and none of them is drained for it."""
 ABSENT_GRACE_S = 60.0
-"""How long Slurm must keep saying that it does not know a job before that is believed (a controller that restarts)."""
+"""How far apart two of Slurm's answers that it does not know a job must be before that is believed.
+
+A controller that restarts may answer so; one that is often away in between must not put it off for ever.
+"""
 UNSURE_GRACE_S = 900.0
 """The same while accounting, which might know how the job ended, does not answer."""
 
@@ -67,8 +70,8 @@ def requeued(job: SlurmJob) -> bool:
 def slurm_job(view: JobView, world: World, now: float) -> SlurmJob | Absence:
     """Return what Slurm says, as far as it is to be believed.
 
-    That it does not know the job is believed once it has said so for a while and the launcher is silent as well, or at
-    once after a cancellation that saw the job end; until then it is *unknown*.
+    That it does not know the job is believed once it says so again after a while, has not said otherwise in between,
+    and the launcher is silent as well, or at once after a cancellation that saw the job end. Else it is *unknown*.
     """
     job = world.slurm.job(view.attempt)
     if job is not Absence.ABSENT:
@@ -92,10 +95,13 @@ def why_unknown(view: JobView, world: World) -> str:
 
 def noted_absence(view: JobView, world: World, now: float) -> Attempt | None:
     """Return the attempt with the time since when Slurm does not know it, set or cleared; None when it is right."""
-    absent, noted = world.slurm.job(view.attempt) is Absence.ABSENT, view.attempt.data.get("absent_since")
+    job, noted = world.slurm.job(view.attempt), view.attempt.data.get("absent_since")
+    if view.attempt.slurm_job_id is None or job is Absence.UNKNOWN:
+        return None
+    absent = job is Absence.ABSENT
     # Noted for a time that is still to come: the clock was set back, and it is counted anew.
     right = noted is None or float(noted) <= now + ABSENT_GRACE_S
-    if view.attempt.slurm_job_id is None or (absent == (noted is not None) and right):
+    if absent == (noted is not None) and right:
         return None
     return with_data(view.attempt, absent_since=now if absent else None)
 
