@@ -8,6 +8,8 @@ from typing import Any
 
 EXPLAINS_S = 90.0
 """How long after its end a fault may still explain a failure: heartbeats, stalls, Slurm's own time-outs."""
+NOTICE_S = 5.0
+"""A launch that leaves a node within this time after a fault there has left it for another reason."""
 PROBE_S = 15.0
 """A probe counts from when it was begun, and may see what came while it ran."""
 DRAIN_SLACK_S = 30.0
@@ -143,3 +145,13 @@ def verdict_is_right(incident: dict[str, Any], found: Sequence[Injection]) -> bo
 def drain_is_right(node: str, at: float, injections: Iterable[Injection]) -> bool:
     """Whether a node was in a state for which it may be drained."""
     return any(one.node == node and one.rules.drains and one.active(at, DRAIN_SLACK_S) for one in injections)
+
+
+def was_there(one: Injection, launches: Iterable[dict[str, Any]]) -> bool:
+    """Whether a launch of its job was on the node long enough, while the fault was there, to notice it."""
+    until = one.healed_at if one.healed_at is not None else float("inf")
+    for launch in launches:
+        ended = launch["ended_at"] if launch["ended_at"] is not None else float("inf")
+        if one.node in launch["nodes"] and min(ended, until) - max(launch["started_at"], one.at) > NOTICE_S:
+            return True
+    return False

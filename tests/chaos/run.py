@@ -22,7 +22,16 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "cluster")]
 
 import report  # noqa: E402
 from jobs import Site  # noqa: E402
-from oracle import BY_NAME, KINDS, Injection, Kind, causes, drain_is_right, verdict_is_right  # noqa: E402
+from oracle import (  # noqa: E402
+    BY_NAME,
+    KINDS,
+    Injection,
+    Kind,
+    causes,
+    drain_is_right,
+    verdict_is_right,
+    was_there,
+)
 from ring import losses  # noqa: E402
 from transom_slurm.sandbox import Sandbox, SandboxError  # noqa: E402
 
@@ -300,9 +309,11 @@ class Chaos:
 
     def _check_noticed(self, one: Injection) -> None:
         alone = not one.overlaps and one.kind not in ("disk-full", "mount-dead")
-        if one.rules.must and one.detected_at is None and alone and not self._too_late(one):
+        detail = self.details.get(one.job)
+        missed = self._too_late(one) or (detail is not None and not was_there(one, detail["launches"]))
+        if one.rules.must and one.detected_at is None and alone and not missed:
             self._violation(one.job, f"{one.kind} on {one.node} was never noticed")
-        if one.detected_at is None and (not one.rules.must or self._too_late(one)):
+        if one.detected_at is None and (not one.rules.must or missed):
             one.right = True
 
     def _too_late(self, one: Injection) -> bool:

@@ -11,7 +11,7 @@ TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / "chaos"), str(TESTS / "cluster")]
 
 import report  # noqa: E402
-from oracle import KINDS, Injection, causes, drain_is_right, verdict_is_right  # noqa: E402
+from oracle import KINDS, Injection, causes, drain_is_right, verdict_is_right, was_there  # noqa: E402
 from ring import losses  # noqa: E402
 from transom_slurm.sandbox.faults import KINDS as FAULTS  # noqa: E402
 
@@ -52,6 +52,17 @@ def test_only_a_node_that_is_ill_may_be_drained() -> None:
     assert not drain_is_right("n3", 150.0, ill)
     assert not drain_is_right("n2", 300.0, ill)
     assert not drain_is_right("n2", 150.0, [one("rank-stop")])
+
+
+def test_only_a_job_that_was_there_can_notice() -> None:
+    launches = [
+        {"nodes": ["n1", "n2"], "started_at": 50.0, "ended_at": 101.0},
+        {"nodes": ["n3", "n4"], "started_at": 102.0, "ended_at": None},
+    ]
+    assert not was_there(one("power"), launches), "it had left n2 for another reason"
+    assert was_there(one("power", at=80.0), launches)
+    assert was_there(one("power", "n4"), launches)
+    assert not was_there(one("power", "n4", healed=104.0), launches)
 
 
 def test_losses_depend_on_every_rank() -> None:
