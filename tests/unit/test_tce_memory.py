@@ -14,13 +14,13 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from tce_keepers import keeper_of, keepers, own_place, wait_for
 
-from transomd.tce import CheckpointEngine, CheckpointError
+from transomd.tce import CheckpointEngine, CheckpointError, restore
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.epochs import claim_epoch
 from transomd.tce.memory.link import connect
@@ -538,3 +538,17 @@ def told_problem(directory: Path) -> str:
     told, _ = link.ask("status")
     link.close()
     return str(told["ranks"][0]["problem"])
+
+
+def test_what_some_ranks_have_in_memory_alone_keeps_nobody_from_beginning_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another rank's node was lost before anything was stored."""
+
+    class Staged:
+        steps: ClassVar = [(1, 2)]
+
+    others = {tuple: ([], ""), list: []}
+    monkeypatch.setattr(restore, "group_exchange", lambda _: lambda value: [value, others[type(value)]])
+    assert restore.find(tmp_path, 0, 2, None, Staged()) is None  # type: ignore[arg-type]
+    assert "step-000000002.epoch-000001 is in the memory of some ranks only" in caplog.text

@@ -49,7 +49,7 @@ class Completion:
         """Whether ``step`` is complete; completes it if it can be."""
         try:
             committed = self._writer.commit(step)
-            complete = committed or self._writer.complete(step)
+            complete = committed or self._writer.stored(step)
         except CheckpointError as error:
             self._give_up(step, error)
             return False

@@ -42,6 +42,8 @@ def storage_error(what: str, error: OSError, folder: Path, needed: int) -> Check
         return CheckpointError(f"{what}: {reason}: needs {needed} bytes, {_free(folder)}", hint=hint)
     where = error.filename or folder
     hint = f"check the owner and the mode of {folder}" if error.errno in (errno.EACCES, errno.EPERM) else ""
+    if error.errno == errno.EFBIG:
+        hint = "lift the limit on the size of files: see 'ulimit -f'"
     return CheckpointError(f"{what}: {where}: {reason}", hint=hint)
 
 

@@ -78,6 +78,16 @@ class Writer:
         """Whether the checkpoint of ``step`` exists."""
         return (self.folder(step) / MANIFEST).exists()
 
+    def stored(self, step: int) -> bool:
+        """Whether the checkpoint of ``step`` exists and outlives a power cut: who made it may still be about to sync.
+
+        Raises OSError.
+        """
+        if not self.complete(step):
+            return False
+        sync_folder(self.folder(step))
+        return True
+
     def commit(self, step: int) -> bool:
         """Write the step's manifest if every rank's is there; True if this call did.
 
@@ -89,8 +99,10 @@ class Writer:
         ranks = [self._read_rank(folder, rank) for rank in range(self.world_size)]
         content = encode(_step_manifest(step, self.epoch, ranks))
         check_epoch(self.directory, self.epoch)
-        # Whoever made the folder may have died before its name was durable.
+        # Whoever made the folder may have died before its name was durable; others' manifests may be there but not yet
+        # on the disk, where they must be before the one that names them.
         sync_folder(self.directory)
+        sync_folder(folder)
         return link_file(folder / MANIFEST, content)
 
     def missing_rank(self, step: int) -> int | None:

@@ -70,7 +70,8 @@ def find(directory: Path, rank: int, world_size: int, bound: int | None, memory:
     With a process group it is collective: each rank verifies what it would load, from its node's memory if it is there,
     else from storage, and all vote. Without one each rank verifies the files of all ranks, and so comes to the same
     answer by itself; memory then counts for a single rank only. CheckpointError if there are checkpoints and none is
-    good.
+    good. What some ranks have in memory and no store was ever whole: a node that is lost before the first step is
+    stored must not keep the others from beginning anew.
     """
     shared = group_exchange(world_size)
     search = _Search(directory, rank, world_size, bound, memory if shared or world_size == 1 else None, shared is None)
@@ -82,8 +83,10 @@ def find(directory: Path, rank: int, world_size: int, bound: int | None, memory:
             return found
         search.refuted[directory / agreed] = _told(agreed, everyones)
         log.warning("%s: %s; trying the next older checkpoint", directory, search.refuted[directory / agreed])
-    seen, _ = search.seen()
-    _check_none_left(directory, bound, exchange([*search.refuted.values(), *_only_here(rank, seen)]))
+    stored, staged = search.left()
+    for name in staged:
+        log.warning("%s: %s is in the memory of some ranks only and cannot be loaded", directory, name)
+    _check_none_left(directory, bound, exchange([*search.refuted.values(), *_only_here(rank, stored)]))
     return None
 
 
@@ -112,6 +115,11 @@ class _Search:
         staged = [step_folder(step, epoch) for epoch, step in self._memory.steps] if self._memory else []
         wanted = [name for name in staged if self._wanted(name)]
         return list(dict.fromkeys([*self._stored, *wanted])), error
+
+    def left(self) -> tuple[list[str], list[str]]:
+        """What this rank sees in storage, and what besides in memory alone."""
+        seen, _ = self.seen()
+        return self._stored, [name for name in seen if name not in self._stored]
 
     def _wanted(self, name: str) -> bool:
         step = (parse_step_folder(name) or (0, 0))[0]

@@ -382,7 +382,13 @@ class Tenant:
         for arena, slot, state in self.staged():
             if (state.epoch, state.step) < (epoch, step) and arena.settled(slot) < state.seq:
                 arena.settle(slot, state.seq)
-                if not self._due(state):
-                    continue
-                self.skipped += 1
-                self._tell(self, {"t": "skipped", "step": state.step, "epoch": state.epoch, "by": step})
+                self._overtaken(state, step, epoch)
+
+    def _overtaken(self, state: SlotState, step: int, epoch: int) -> None:
+        """What is staged of ``state`` will not be stored, as ``step`` of ``epoch`` is."""
+        if state.epoch < epoch:
+            told = f"step {state.step} of epoch {state.epoch} is fenced: epoch {epoch} has stored step {step} since"
+            self._tell_failed(state.step, state.epoch, CheckpointError(told))
+        elif self._due(state):
+            self.skipped += 1
+            self._tell(self, {"t": "skipped", "step": state.step, "epoch": state.epoch, "by": step})

@@ -322,8 +322,9 @@ class MemoryTier:
                 with contextlib.suppress(OSError):
                     self._attach_again()
             handle = self.ledger.handles.get(step)
-            if handle is not None and self._link is None and self._store.writer.complete(step):
-                self.ledger.complete(step)
+            with contextlib.suppress(OSError):
+                if handle is not None and self._link is None and self._store.writer.stored(step):
+                    self.ledger.complete(step)
             return handle is not None and handle.reached
 
     def pause(self, seconds: float) -> None:
