@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from transomd.faults import nearest
-from transomd.forms import seconds, time_limit_seconds
+from transomd.forms import parse_size, seconds, time_limit_seconds
 from transomd.health.profile import CHECKS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -83,6 +83,13 @@ def _time_limit(value: str) -> str:
     return value
 
 
+def _rate(value: object) -> object:
+    size = parse_size(value) if isinstance(value, str) else value
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"must be a number of bytes per second such as 500M, got {value!r}")
+    return size
+
+
 def _every(value: object) -> object:
     if isinstance(value, str):
         if value.isascii() and value.isdigit():
@@ -118,6 +125,7 @@ Environment = Annotated[dict[str, Text], AfterValidator(_environment)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 TimeLimit = Annotated[str, AfterValidator(_time_limit)]
 Every = Annotated[str | int | None, BeforeValidator(_every)]
+Rate = Annotated[int, BeforeValidator(_rate)]
 Duration = Annotated[float, BeforeValidator(seconds)]
 PositiveDuration = Annotated[float, BeforeValidator(seconds), AfterValidator(_longer_than_nothing)]
 

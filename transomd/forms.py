@@ -1,4 +1,4 @@
-"""The small written forms people use in ``job.yaml`` and ``transomd.toml``: durations and Slurm's time limits."""
+"""The small written forms in ``job.yaml`` and ``transomd.toml``: durations, sizes and Slurm's time limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import re
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
 _TIME_LIMIT = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _UNLIMITED = ("UNLIMITED", "INFINITE")
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes of ``8G``, ``512 MiB`` or ``1000``; None for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    return int(float(match[1]) * _SIZES[match[2].upper()]) if match else None
 
 
 def seconds(value: object) -> float:

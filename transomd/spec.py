@@ -24,6 +24,7 @@ from transomd.fields import (
     Part,
     Pattern,
     PositiveDuration,
+    Rate,
     Text,
     TimeLimit,
     Word,
@@ -44,12 +45,15 @@ class CheckpointSpec(Part):
     """Where checkpoints go, how many complete ones are kept, and how often the program says it saves (shown only).
 
     ``storage_every``: of the steps that are saved, those that it divides go to storage; None: as the program says.
+    ``storage_rate`` and ``replica_rate``: bytes per second that each node writes to storage and sends to its partner.
     """
 
     dir: Line = ""
     keep: int = Field(default=3, ge=1)
     every: Every = None
     storage_every: int | None = Field(default=None, ge=1)
+    storage_rate: Rate | None = None
+    replica_rate: Rate | None = None
 
 
 class HealthSpec(Part):

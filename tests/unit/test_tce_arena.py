@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tce_keepers import keepers, own_place, wait_for
 
+from transomd.forms import parse_size
 from transomd.tce.memory import budget
 from transomd.tce.memory.arena import Arena, rounded, staged, whole_size
 from transomd.tce.memory.link import connect
@@ -153,7 +154,7 @@ def test_a_refusal_has_all_the_numbers() -> None:
 
 
 def test_sizes_as_people_write_them() -> None:
-    sizes = [budget.parse_size(text) for text in ("1000", "8G", "1.5 MiB", "64kb", "x", "", "-3")]
+    sizes = [parse_size(text) for text in ("1000", "8G", "1.5 MiB", "64kb", "x", "", "-3")]
     assert sizes == [1000, 8 << 30, 3 << 19, 64 << 10, None, None, None]
     assert [budget.switched_off({"TRANSOM_CHECKPOINT_MEMORY": text}) for text in ("off", "0", "", "8G")] == [
         True,

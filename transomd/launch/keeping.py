@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import socket
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from transomd.launch.ports import free_port
 from transomd.launch.rundir import RunDir
 from transomd.tce.memory.place import job_socket, on_node
+from transomd.tce.rate import REPLICA, STORAGE
 
 log = logging.getLogger("transom.agent")
 
@@ -32,6 +34,7 @@ class Keeping:
         self.path = on_node(job_socket(run_dir, slurm_job_id))
         self.port = free_port()
         self._token_file = RunDir(run_dir).token_file
+        self._env = {**os.environ, **_rates(RunDir(run_dir).spec())}
         self._peers: dict[str, Any] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -50,6 +53,7 @@ class Keeping:
                     *(sys.executable, "-m", "transomd.tce.keeper", f"--socket={self.path}", "--stay"),
                     *(f"--token-file={self._token_file}", f"--port={self.port}"),
                     stdin=asyncio.subprocess.DEVNULL,
+                    env=self._env,
                 )
                 self._tell()
                 code = await self._process.wait()
@@ -113,3 +117,9 @@ class Keeping:
             with sock.makefile("rb") as answer:
                 told: dict[str, Any] = json.loads(answer.readline())
         return told
+
+
+def _rates(spec: dict[str, Any]) -> dict[str, str]:
+    """What a job's file says of its checkpoints' rates, as the keeper reads it; one of an earlier version says none."""
+    told = {name: spec["checkpoint"].get(key) for name, key in ((STORAGE, "storage_rate"), (REPLICA, "replica_rate"))}
+    return {name: str(rate) for name, rate in told.items() if rate}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transomd.forms import parse_size
 from transomd.tce.errors import human_bytes
 
 VARIABLE = "TRANSOM_CHECKPOINT_MEMORY"
 OFF = ("off", "0", "no", "false")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _RESERVE = 0.05
 """Of the machine's memory, what is never taken: a machine without any free memory stalls."""
 
@@ -42,12 +40,6 @@ def look(environ: Mapping[str, str], root: Path = Path("/")) -> Budget:
     limit, source = _limit(environ, root)
     free, freeness = min([_machine(root), *_groups(root)])
     return Budget(limit, source, free, freeness)
-
-
-def parse_size(text: str) -> int | None:
-    """Bytes of ``8G``, ``512 MiB`` or ``1000``; None for anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    return int(float(match[1]) * _UNITS[match[2].upper()]) if match else None
 
 
 def _limit(environ: Mapping[str, str], root: Path) -> tuple[int, str]:

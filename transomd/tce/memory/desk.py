@@ -15,6 +15,7 @@ from transomd.tce.memory.arena import Arena, rounded, whole_size
 from transomd.tce.memory.digests import Entry
 from transomd.tce.memory.tenant import Owner, Tenant
 from transomd.tce.memory.wire import Line, Message
+from transomd.tce.rate import STORAGE, Cap
 from transomd.tce.replicate.copies import Copy
 from transomd.tce.replicate.copies import told as digests_told
 from transomd.tce.replicate.holdings import Holder, holdings, loadable
@@ -47,6 +48,7 @@ class Desk:
         self.served = False
         self._wake = wake
         self._tenants: dict[Key, Tenant] = {}
+        self._cap = Cap.of(os.environ, STORAGE)
         self.office = Office(lambda: list(self._tenants.values()), self._refusal, wake)
         self._leaving: set[Key] = set()
         self._news: deque[tuple[Tenant, Message]] = deque(maxlen=_BACKLOG)
@@ -173,7 +175,7 @@ class Desk:
     def _tenant(self, guest: Guest) -> Tenant:
         key = _key(guest)
         if key not in self._tenants:
-            self._tenants[key] = Tenant(Path(key[0]), key[1], self._tell, self.office.ring)
+            self._tenants[key] = Tenant(Path(key[0]), key[1], self._tell, self.office.ring, self._cap)
         return self._tenants[key]
 
     def _tell(self, tenant: Tenant, message: Message) -> None:

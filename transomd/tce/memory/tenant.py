@@ -21,6 +21,7 @@ from transomd.tce.memory.digests import Digester, Digests, Entry
 from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Table, decode, images
 from transomd.tce.persist import Writer
+from transomd.tce.rate import Cap
 from transomd.tce.store import Store
 
 log = logging.getLogger("transom.tce.keeper")
@@ -51,7 +52,8 @@ class Owner:
 class Tenant:
     """One rank of one checkpoint directory. ``tell`` passes a message on to the rank's program.
 
-    ``on_digests`` is called when something is ready to be copied to another node. Both are called by threads.
+    ``on_digests`` is called when something is ready to be copied to another node. Both are called by threads. ``cap``
+    bounds what all tenants write to storage while their programs are there.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Tenant:
         rank: int,
         tell: Callable[[Tenant, dict[str, Any]], None],
         on_digests: Callable[[], None],
+        cap: Cap,
     ) -> None:
         self.directory = directory
         self.rank = rank
@@ -71,6 +74,7 @@ class Tenant:
         self.newest: dict[str, tuple[int, int, float]] = {}
         self.skipped = 0
         self._tell = tell
+        self._cap = cap
         self._owner: Owner | None = None
         self._gone_at: float | None = time.monotonic()
         self._stores: dict[int, Store] = {}
@@ -188,18 +192,27 @@ class Tenant:
         """For people and for the launcher: newest step of each stage and when it got there, and what is wrong."""
         problem, since = self.problem, self.problem_at
         writing = self._writing
-        if writing is not None and not problem and time.monotonic() - writing[1] > STUCK_S:
+        if (
+            writing is not None
+            and not problem
+            and time.monotonic() - writing[1] > STUCK_S + self._cap.seconds(self.bytes)
+        ):
             took = time.monotonic() - writing[1]
             problem, since = f"writing step {writing[0]} has taken {took:.0f} s so far", time.time() - took
         return {
             "rank": self.rank,
             "directory": str(self.directory),
             "stages": {stage: {"step": s, "epoch": e, "at": at} for stage, (s, e, at) in self.newest.items()},
-            "bytes": sum(arena.bytes for arena in self.arenas),
+            "bytes": self.bytes,
             "skipped": self.skipped,
             "problem": problem,
             "problem_since": since,
         }
+
+    @property
+    def bytes(self) -> int:
+        """Memory taken."""
+        return sum(arena.bytes for arena in self.arenas)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -297,7 +310,9 @@ class Tenant:
             return
         store = self._store(state.epoch, table.world_size)
         parts = self._digester.with_digests(entry, images(arena, slot, table))
-        stored = [part for part, place in zip(parts, table.places, strict=True) if place.stored]
+        # When the program has ended the time for it is short.
+        slowly = (self._cap.through(part, lambda: self.deserted) for part in parts)
+        stored = [part for part, place in zip(slowly, table.places, strict=True) if place.stored]
         try:
             store.put(state.step, stored)
         except CheckpointError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.slots import STAGED, SlotState
 from transomd.tce.memory.tenant import Tenant
+from transomd.tce.rate import REPLICA, Cap
 from transomd.tce.replicate import transfer
 from transomd.tce.replicate.holdings import Step
 from transomd.tce.replicate.peer import Peer
@@ -38,6 +40,7 @@ class Sender:
     def __init__(self, token: str, tenants: Callable[[], Sequence[Tenant]], begun: dict[str, Step]) -> None:
         self.problem = ""
         self._token = token
+        self._cap = Cap.of(os.environ, REPLICA)
         self._tenants = tenants
         self._begun = begun
         self._aim: Step | None = None
@@ -165,7 +168,7 @@ class Sender:
         began = since[1] if since[0] == state else time.monotonic()
         insist = time.monotonic() - began > INSIST_S
         offer = offer_of(key[0], tenant, entry)
-        result, why = transfer.send(peer, offer, arena, slot, lambda: crowded(arena, slot), insist)
+        result, why = transfer.send(peer, offer, arena, slot, lambda: crowded(arena, slot), insist, self._cap)
         if partner != self._partner:
             return
         if result == transfer.DONE:

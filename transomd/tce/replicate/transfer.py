@@ -14,9 +14,11 @@ from xxhash import xxh3_128_digest
 from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.slots import STAGED, SlotState
 from transomd.tce.memory.table import Place
+from transomd.tce.rate import Cap
 from transomd.tce.replicate.copies import Copies, Incoming, NotYet, Offer, Refused, piece
 from transomd.tce.replicate.peer import CHUNK, END, STOPPED, Peer
 
+UNCAPPED = Cap(0)
 ROUNDS = 4
 """How often what arrived damaged is asked for again."""
 DONE, LATER, REFUSED = "done", "later", "refused"
@@ -47,13 +49,19 @@ def decode(message: dict[str, Any]) -> Offer:
 
 
 def send(
-    peer: Peer, offer: Offer, arena: Arena, slot: int, wanted: Callable[[], bool], insist: bool
+    peer: Peer,
+    offer: Offer,
+    arena: Arena,
+    slot: int,
+    wanted: Callable[[], bool],
+    insist: bool,
+    cap: Cap = UNCAPPED,
 ) -> tuple[str, str]:
     """Offer a slot that the caller keeps from being written to, and send what the other side asks for.
 
     What became of it (DONE, LATER, REFUSED), and why. ``wanted``: whether the memory is wanted for something newer,
     which ends the transfer (LATER, or GaveWay where the other side is silent). ``insist``: the other side must not wait
-    until it has a part anyhow. Raises OSError.
+    until it has a part anyhow. ``cap`` bounds the bytes per second. Raises OSError.
     """
     peer.wanted = wanted
     peer.send({**encode(offer), "insist": insist})
@@ -62,10 +70,12 @@ def send(
         if answer.get("t") != "want":
             return str(answer.get("t")), str(answer.get("why", ""))
         for number in _numbers(answer["chunks"], -(-offer.state.table_offset // CHUNK)):
+            content = piece(arena, slot, number, offer.state.table_offset)
+            cap.wait(len(content), wanted)
             if wanted():
                 peer.send_mark(STOPPED)
                 return LATER, "the memory was wanted for something newer"
-            peer.send_chunk(number, piece(arena, slot, number, offer.state.table_offset))
+            peer.send_chunk(number, content)
         peer.send_mark(END)
 
 
