@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from transom_slurm.nodesets import HostlistError, expand, fold
+from transom_slurm.nodesets import fold
 from transom_sql.records import Incident, Intent, Switch
 
 from transomd.api.binding import listening
+from transomd.api.nodes import node_names
 from transomd.api.views import incident_json
 from transomd.doctor import Finding
 from transomd.errors import NotFoundError, UnreachableError, UsageError
@@ -86,10 +87,7 @@ class OpsRoutes:
         return web.json_response({"results": [_report_json(found[node], wanted) for node in nodes]})
 
     def _known_nodes(self, value: object) -> tuple[str, ...]:
-        try:
-            names = expand(value) if isinstance(value, str) else tuple(str(name) for name in value)  # type: ignore[attr-defined]
-        except HostlistError as error:
-            raise UsageError(f"nodes: {error}") from error
+        names = node_names(value)
         slurm = self._operator.world().slurm
         if slurm.nodes is None:
             raise UnreachableError(f"Slurm does not answer: {slurm.error or 'not asked yet'}", hint="scontrol ping")
