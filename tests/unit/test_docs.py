@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
+from transom_cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -84,3 +86,12 @@ def test_the_readme_and_ci_name_the_same_commands() -> None:
     assert "make demo" in readme
     assert "make test" in readme
     assert re.search(r"\bmake\b.*\btest\b", (ROOT / ".ci/run").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_a_page_names_exists(page: Path) -> None:
+    """What is copied from a page must be there: ``transomd db backup`` is, ``transom db backup`` is not."""
+    named = set(re.findall(r"(?m)(?:^    |^\$ |`)transom ([a-z][a-z-]*)", page.read_text(encoding="utf-8")))
+    context = click.Context(cli)
+    # "transom is paused by ..." is a message.
+    assert {name for name in named - {"is"} if cli.get_command(context, name) is None} == set()
