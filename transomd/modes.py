@@ -9,20 +9,30 @@ from pathlib import Path
 
 from transomd.errors import UsageError
 from transomd.places import personal_config, personal_socket, personal_state
-from transomd.settings import ENV_PATH, Settings, load_settings
+from transomd.settings import DEFAULT_PATH, ENV_PATH, Settings, load_settings
 
 
 def load(path: Path | None = None, env: Mapping[str, str] = os.environ, *, uid: int | None = None) -> Settings:
-    """Return the settings of ``path``, else of ``$TRANSOM_CONFIG``, else of the usual place if there is a file.
+    """Return the settings of ``path``, else of :func:`site_file`, else the defaults.
 
-    That is /etc/transom/transomd.toml for root and ~/.config/transom/transomd.toml for anybody else. ``daemon.mode`` is
-    settled for ``uid`` (None: this process's). Raises what :func:`load_settings` and :func:`settle` raise.
+    ``daemon.mode`` is settled for ``uid`` (None: this process's). Raises what :func:`load_settings` and :func:`settle`
+    raise.
     """
     uid = os.geteuid() if uid is None else uid
-    if path is not None or env.get(ENV_PATH) or not uid:
-        return settle(load_settings(path, env), uid, env)
-    usual = personal_config(env)
-    return settle(load_settings(usual, env) if usual.exists() else Settings(), uid, env)
+    found = path or site_file(env, uid=uid)
+    return settle(load_settings(found, env) if found else Settings(), uid, env)
+
+
+def site_file(env: Mapping[str, str] = os.environ, *, uid: int | None = None) -> Path | None:
+    """Return the site file that a daemon of ``uid`` (None: this process's) reads; None where there is none.
+
+    That is the one ``$TRANSOM_CONFIG`` names, else /etc/transom/transomd.toml for root (nobody else may be able to look
+    there) and ~/.config/transom/transomd.toml for anybody else.
+    """
+    if named := env.get(ENV_PATH):
+        return Path(named)
+    usual = personal_config(env) if (os.geteuid() if uid is None else uid) else DEFAULT_PATH
+    return usual if usual.exists() else None
 
 
 def settle(settings: Settings, uid: int, env: Mapping[str, str] = os.environ) -> Settings:

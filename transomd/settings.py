@@ -249,12 +249,16 @@ class Settings(Part):
 def load_settings(path: Path | None = None, env: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of ``path``, else of ``$TRANSOM_CONFIG``, else of /etc/transom/transomd.toml if there is one.
 
-    Raises SpecError with every fault, and NotFoundError when a file that was named is not there.
+    Raises SpecError with every fault, NotFoundError when a file that was named is not there, UsageError where it cannot
+    be read.
     """
     named = path or Path(env.get(ENV_PATH) or DEFAULT_PATH)
-    if named == DEFAULT_PATH and path is None and not named.exists():
-        return Settings()
-    return parse_settings(_read(named), label=str(named))
+    try:
+        return parse_settings(_read(named), label=str(named))
+    except NotFoundError:
+        if path is None and named == DEFAULT_PATH:
+            return Settings()
+        raise
 
 
 def parse_settings(text: str, *, label: str = "transomd.toml") -> Settings:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from transomd.errors import UsageError
-from transomd.modes import load, settle, user_name
+from transomd.modes import load, settle, site_file, user_name
 from transomd.places import personal_socket, personal_state
-from transomd.settings import Settings, parse_settings
+from transomd.settings import Settings, load_settings, parse_settings
 
 UID = pwd.getpwnam("nobody").pw_uid
 
@@ -75,3 +75,22 @@ def test_places_follow_the_xdg_folders_when_they_are_absolute() -> None:
 def test_a_uid_without_a_name_is_its_number() -> None:
     assert user_name(os.geteuid()) == pwd.getpwuid(os.geteuid()).pw_name
     assert user_name(3_999_999_999) == "3999999999"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT ROOT: only root can close a folder to itself as somebody else")
+def test_a_site_file_in_a_closed_folder_is_roots_affair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "etc" / "transomd.toml"
+    file.parent.mkdir(mode=0o700)
+    file.write_text('[daemon]\ncluster = "site"\n')
+    for module in ("modes", "settings"):
+        monkeypatch.setattr(f"transomd.{module}.DEFAULT_PATH", file)
+    assert site_file({}, uid=0) == file
+    assert load_settings(None, {}).daemon.cluster == "site"
+    os.seteuid(UID)
+    try:
+        assert site_file({"HOME": "/none"}) is None
+        assert load(None, {"HOME": "/none"}).personal
+        with pytest.raises(UsageError, match="Permission denied"):
+            load_settings(None, {})
+    finally:
+        os.seteuid(0)

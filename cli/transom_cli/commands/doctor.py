@@ -78,17 +78,23 @@ def _installation() -> list[Finding]:
 
 
 def _site_file(told: object) -> list[Finding]:
+    from transomd.modes import site_file
     from transomd.settings import load_settings
 
     assert callable(told)
+    file = site_file()
+    if file is None and os.geteuid():
+        # A site's own is root's: its folder is closed, and no settings of an ordinary user's are in it.
+        return [told(Level.OK, "you have no site file and need none; root's transom doctor checks the site's")]
+    if file is None:
+        return [told(Level.OK, "there is no site file: everything has its default")]
     try:
-        load_settings()
+        load_settings(file)
     except TransomError as error:
         faults = "; ".join(getattr(error, "faults", ()))
         said = f"the site file: {error}{': ' + faults if faults else ''}"
         return [told(Level.PROBLEM, said, error.hint)]
-    named = os.environ.get("TRANSOM_CONFIG", "")
-    return [told(Level.OK, f"the site file {named} is good" if named else "the site file, if there is one, is good")]
+    return [told(Level.OK, f"the site file {file} is good")]
 
 
 # --- the daemon ---------------------------------------------------------------------------------------------------
