@@ -25,6 +25,8 @@ QUEUE = 10_000
 GOODBYE_S = 2.0
 """How long the end of the process waits for what is still to be written."""
 FORMATS = ("text", "json")
+PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+"""Levels, from the highest, with syslog's numbers for them."""
 
 _context: ContextVar[Mapping[str, object]] = ContextVar("transom-log-context", default={})  # noqa: B039 - never changed
 
@@ -40,10 +42,10 @@ def about(**fields: object) -> Iterator[None]:
 
 
 class Text(logging.Formatter):
-    """Time, level, logger and message, for people."""
+    """Time (unless what takes the lines keeps it), level, logger and message, for people."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    def __init__(self, *, timed: bool = True) -> None:
+        super().__init__(f"{'%(asctime)s ' if timed else ''}%(levelname)-7s %(name)s: %(message)s")
 
 
 class Json(logging.Formatter):
@@ -62,6 +64,34 @@ class Json(logging.Formatter):
         if record.exc_info:
             told["error"] = self.formatException(record.exc_info)
         return json.dumps(told, default=str)
+
+
+class Journal(logging.Formatter):
+    """Another form's lines, each begun by its priority as journald takes it off again (sd-daemon(3))."""
+
+    def __init__(self, form: logging.Formatter) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines; journald makes a record of its own of each."""
+        mark = f"<{next((number for level, number in PRIORITIES if record.levelno >= level), 7)}>"
+        return mark + self._form.format(record).replace("\n", f"\n{mark}")
+
+
+def in_journal(target: TextIO, env: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``target`` is what systemd connected to the journal (``$JOURNAL_STREAM``, systemd.exec(5))."""
+    try:
+        found = os.fstat(target.fileno())
+    except (OSError, ValueError):
+        return False
+    return env.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def formatter(form: str, *, journal: bool) -> logging.Formatter:
+    """Return what makes the lines of ``form``, one of :data:`FORMATS`."""
+    made = Json() if form == "json" else Text(timed=not journal)
+    return Journal(made) if journal else made
 
 
 class Inbox(logging.handlers.QueueHandler):
@@ -126,9 +156,13 @@ class Writer(threading.Thread):
 
 
 def set_up(level: str = "INFO", form: str = "text", target: TextIO | None = None) -> Inbox:
-    """Send records of ``level`` and above to standard error, as ``text`` or ``json``; libraries' from WARNING on."""
-    handler = Inbox(Queue(QUEUE), Json() if form == "json" else Text())
-    writer = Writer(handler, target or sys.stderr)
+    """Send records of ``level`` and above to standard error, as ``text`` or ``json``; libraries' from WARNING on.
+
+    Where that is the journal, lines bear their priority, and text leaves the time to it.
+    """
+    target = target or sys.stderr
+    handler = Inbox(Queue(QUEUE), formatter(form, journal=in_journal(target)))
+    writer = Writer(handler, target)
     writer.start()
     atexit.register(writer.say_goodbye)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -19,7 +19,7 @@ from typing import TextIO
 
 import pytest
 
-from transomd.log import Inbox, Json, Text, Writer, about
+from transomd.log import Inbox, Json, Text, Writer, about, formatter, in_journal
 
 LOST = re.compile(r"(\d+) records were lost")
 SLOW = """
@@ -149,3 +149,34 @@ def test_a_target_that_is_gone_stops_nothing(logger: logging.Logger) -> None:
     assert any(thread.name == "log" and thread.is_alive() for thread in threading.enumerate())
     with contextlib.suppress(BrokenPipeError):
         target.close()
+
+
+def test_the_journal_is_known_by_its_device_and_inode() -> None:
+    read, write = os.pipe()
+    with os.fdopen(read), os.fdopen(write, "w") as target:
+        found = os.fstat(write)
+        assert in_journal(target, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
+        assert not in_journal(target, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino + 1}"}), "a child of a service"
+        assert not in_journal(target, {})
+    assert not in_journal(target, {"JOURNAL_STREAM": "1:1"}), "closed"
+
+
+@pytest.mark.parametrize(("level", "mark"), [("DEBUG", 7), ("INFO", 6), ("WARNING", 4), ("ERROR", 3), ("CRITICAL", 2)])
+def test_each_line_in_the_journal_has_its_priority_and_no_second_time(level: str, mark: int) -> None:
+    record = logging.LogRecord("transom.x", logging.getLevelName(level), "", 0, "one\n  %s", ("two",), None)
+    assert formatter("text", journal=True).format(record) == f"<{mark}>{level:<7} transom.x: one\n<{mark}>  two"
+    assert re.match(r"\d{4}-", formatter("text", journal=False).format(record))
+    told = formatter("json", journal=True).format(record)
+    assert told.startswith(f"<{mark}>{{")
+    assert json.loads(told[3:])["message"] == "one\n  two"
+
+
+def test_a_daemon_finds_out_by_itself_that_it_writes_to_the_journal() -> None:
+    program = "import logging; from transomd.log import set_up; set_up(); logging.getLogger('transom.x').warning('so')"
+    read, write = os.pipe()
+    found = os.fstat(write)
+    with os.fdopen(read) as told:
+        env = {**os.environ, "JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        subprocess.run([sys.executable, "-c", program], stderr=write, env=env, check=True, timeout=60)
+        os.close(write)
+        assert told.read() == "<4>WARNING transom.x: so\n"
