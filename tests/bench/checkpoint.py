@@ -1,237 +1,273 @@
-"""Measure TCE's memory tier beside torch.save and torch.distributed.checkpoint, interleaved, on this machine as it is.
+"""Measure TCE beside torch.save, torch.distributed.checkpoint and, where they are installed, other engines.
 
-``python tests/bench/checkpoint.py --dir DIR [--gib 1.0] [--repeats 7]`` prints Markdown tables. Seconds are worth what
-the machine's memcpy and disk of the same run say beside them; ratios are worth more. Needs about 7 times the memory.
+``python tests/bench/checkpoint.py --dir DIR [--gib 1.0] [--repeats 8] [--peers PYTHON]`` prints Markdown tables. The
+ways take turns, each in processes of its own, in two rounds of one run; every round takes one memcpy and one write with
+fsync of the same bytes along. Seconds are worth what those say beside them; ratios are worth more. Takes about 15
+minutes on 2 cores, 6 times ``--gib`` of memory and 8 times of disk.
+
+``--peers``: the python of an environment with torch, dlrover (and grpcio), torchsnapshot and nvidia-resiliency-ext.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import io
-import logging
+import contextlib
+import json
 import os
+import select
 import shutil
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from checkpoint_loops import Row, loop_rows, spared
+from checkpoint_ways import PEERS, WAYS
 
-from transomd.tce import CheckpointEngine
 from transomd.tce.files import make_folder
 
-Times = dict[str, list[float]]
+HERE = Path(__file__).resolve().parent
+ROUNDS = 2
+ANSWER_S = 180.0
+Times = dict[tuple[int, str, str], list[float]]
+"""Seconds by ranks, way and what was measured."""
 
 
-def state_of(gib: float, count: int = 300) -> dict[str, torch.Tensor]:
-    """``count`` tensors of different sizes with ``gib`` in all."""
-    weights = [1 + index % 7 for index in range(count)]
-    each = gib * (1 << 30) / 4 / sum(weights)
-    return {f"layer.{i}.weight": torch.full((int(weight * each),), float(i)) for i, weight in enumerate(weights)}
+class Failed(Exception):
+    """A way does not run here; says why."""
 
 
-def timed(work: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
+class Ranks:
+    """The processes of one way."""
 
+    def __init__(self, python: str, way: str, folder: Path, world: int, gib: float) -> None:
+        folder.mkdir()
+        self._log = folder.with_suffix(".log")
+        shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+        self._ranks = []
+        for rank in range(world):
+            command = [python, HERE / "checkpoint_rank.py", way, folder, str(rank), str(world), str(gib / world), "300"]
+            env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            pipe = subprocess.PIPE
+            with open(self._log, "ab") as log:
+                self._ranks.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, env=env))
+        self._answers()
 
-def change(state: dict[str, torch.Tensor], step: int) -> None:
-    """A step of training: every tensor is touched."""
-    for tensor in state.values():
-        tensor[0] = step
+    def ask(self, op: str, **details: Any) -> dict[str, Any]:
+        """Ask all ranks at once; of each time the slowest rank's."""
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                rank.stdin.write(json.dumps({"op": op, **details}).encode() + b"\n")
+                rank.stdin.flush()
+        first, *others = self._answers()
+        for other in others:
+            first = {key: _slower(value, other[key]) for key, value in first.items()}
+        return first
+
+    def _answers(self) -> list[dict[str, Any]]:
+        end, found = time.monotonic() + ANSWER_S, []
+        for rank in self._ranks:
+            assert rank.stdout is not None
+            ready, _, _ = select.select([rank.stdout], [], [], max(0.0, end - time.monotonic()))
+            line = rank.stdout.readline() if ready else b""
+            answer = json.loads(line) if line else {"error": "no answer"}
+            if "error" in answer:
+                raise Failed(answer["error"])
+            found.append(answer)
+        return found
+
+    def end(self) -> None:
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.close()
+        for rank in self._ranks:
+            try:
+                rank.wait(20)
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()
 
 
 class Bench:
-    """One state, one folder, and a column of times for each way to save or load it."""
+    """Every time that was taken, and which ways did not run."""
 
-    def __init__(self, folder: Path, gib: float, repeats: int) -> None:
-        self.folder = folder
-        self.repeats = repeats
-        self.state = state_of(gib)
-        self.bytes = sum(tensor.nbytes for tensor in self.state.values())
+    def __init__(self, folder: Path, gib: float, repeats: int, peers: str) -> None:
+        self.folder, self.gib, self.peers = folder, gib, peers
+        self.each = -(-repeats // ROUNDS)
         self.times: Times = {}
-        self.step = 0
+        self.not_run: dict[str, str] = {}
+        self.skipped: dict[tuple[int, str], int] = {}
 
-    def note(self, name: str, seconds: float) -> None:
-        self.times.setdefault(name, []).append(seconds)
+    def run(self) -> None:
+        for world in (1, 2):
+            for number in range(ROUNDS):
+                for way in WAYS:
+                    self._turn(world, number, way)
 
-    # --- the machine --------------------------------------------------------------------------------------------
+    def _turn(self, world: int, number: int, way: str) -> None:
+        python = self.peers if way in PEERS else sys.executable
+        if not python or way in self.not_run:
+            self.not_run.setdefault(way, f"was not asked for (--peers; needs {PEERS.get(way)})")
+            return
+        print(f"{world} ranks, round {number + 1}: {way}", file=sys.stderr, flush=True)
+        folder, before = self.folder / f"{world}-{number}", set(Path("/dev/shm").glob("*ckpt_shm_*"))
+        ranks = None
+        try:
+            ranks = Ranks(python, way, folder, world, self.gib)
+            self._measure(ranks, world, way)
+        except (Failed, OSError) as error:
+            self.not_run[way] = f"{error} ({world} ranks, round {number + 1})"
+        finally:
+            if ranks is not None:
+                ranks.end()
+            # DLRover leaves it.
+            for path in set(Path("/dev/shm").glob("*ckpt_shm_*")) - before:
+                path.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def memcpy(self, source: torch.Tensor, target: torch.Tensor) -> float:
-        """One memcpy of all bytes, one thread, both sides in memory already."""
-        return timed(lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes))
-
-    def disk(self, source: torch.Tensor) -> float:
-        """Write all bytes to one new file and fsync it."""
-        path = self.folder / "disk"
-        view = memoryview(source.numpy()).cast("B")
-
-        def write() -> None:
-            with open(path, "wb", buffering=0) as file:
-                for at in range(0, len(view), 16 << 20):
-                    file.write(view[at : at + (16 << 20)])
-                os.fsync(file.fileno())
-
-        seconds = timed(write)
-        path.unlink()
-        return seconds
-
-    # --- saving -------------------------------------------------------------------------------------------------
-
-    def copies(self, engine: CheckpointEngine) -> None:
-        """The blocking copy alone, storage idle, beside one memcpy of the same bytes."""
-        source = torch.cat(list(self.state.values()))
-        target = torch.zeros_like(source)
-        self.memcpy(source, target)
-        for _ in range(self.repeats):
-            self.note("memcpy, one thread", self.memcpy(source, target))
-            self.note("disk, write and fsync", self.disk(source))
-            self.note("TCE save() blocks", self.save(engine)[0])
-            self.note("TCE until durable", self.durable)
-
-    def save(self, engine: CheckpointEngine, wait: bool = True) -> tuple[float, Any]:
-        self.step += 1
-        change(self.state, self.step)
-        begun = time.perf_counter()
-        handle = engine.save(self.step, {"model": self.state, "step": self.step})
-        blocked = time.perf_counter() - begun
-        if wait:
-            handle.wait("storage", timeout=120)
-            self.durable = time.perf_counter() - begun
-        return blocked, handle
-
-    def torch_save(self) -> float:
-        self.step += 1
-        change(self.state, self.step)
-        path = self.folder / "torch.pt"
-
-        def write() -> None:
-            torch.save({"model": self.state, "step": self.step}, path)
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-
-        return timed(write)
-
-    def once_a_second(self, engine: CheckpointEngine, stager: DefaultStager) -> None:
-        """What the loop sees of one save a second, each way in turn, a few seconds each."""
+    def _measure(self, ranks: Ranks, world: int, way: str) -> None:
         for _ in range(2):
-            for name in ("TCE", "torch.save + fsync", "dcp.async_save, reused shared stager"):
-                future: Any = None
-                for _ in range(max(4, -(-self.repeats // 2))):
-                    begun = time.perf_counter()
-                    if name == "TCE":
-                        blocked, handle = self.save(engine, wait=False)
-                    elif name.startswith("torch"):
-                        blocked = self.torch_save()
-                    else:
-                        blocked, future = self.dcp_save(stager, future)
-                    self.note(f"stall: {name}", blocked)
-                    time.sleep(max(0.0, 1.0 - (time.perf_counter() - begun)))
-                if name == "TCE":
-                    handle.wait("storage", timeout=120)
-                if future is not None:
-                    future.result()
+            ranks.ask("save")
+            ranks.ask("drain")
+        if world == 1:
+            self._note(world, way, ranks.ask("alone", times=self.each))
+        for _ in range(self.each):
+            begun = time.perf_counter()
+            saved = ranks.ask("save")
+            if saved["taken"]:
+                self._note(world, way, {"stall": [saved["blocked"]]})
+            self._skip(world, way, not saved["taken"])
+            time.sleep(max(0.0, 1.0 - (time.perf_counter() - begun)))
+        self._skip(world, way, ranks.ask("drain")["skipped"])
+        if world == 1:
+            loads = ranks.ask("loads", times=self.each)
+            self._note(world, way, {f"load, {name}": times for name, times in loads.items()})
+        ranks.ask("close")
 
-    def dcp_save(self, stager: DefaultStager, before: Any) -> tuple[float, Any]:
-        """One async_save; two at a time tear checkpoints, so the one before is waited for, which counts."""
-        self.step += 1
-        change(self.state, self.step)
-        target = self.folder / "dcp" / str(self.step % 2)
-        begun = time.perf_counter()
-        if before is not None:
-            before.result()
-        shutil.rmtree(target, ignore_errors=True)
-        response: Any = dcp.async_save(
-            {"model": self.state},
-            storage_writer=dcp.FileSystemWriter(target, sync_files=True),
-            async_stager=stager,
-            no_dist=True,
-        )
-        if hasattr(response, "staging_completion"):
-            response.staging_completion.result()
-            response = response.upload_completion
-        return time.perf_counter() - begun, response
+    def _skip(self, world: int, way: str, count: int) -> None:
+        self.skipped[world, way] = self.skipped.get((world, way), 0) + count
 
-    # --- loading ------------------------------------------------------------------------------------------------
+    def _note(self, world: int, way: str, found: dict[str, list[float]]) -> None:
+        for name, times in found.items():
+            self.times.setdefault((world, way, name), []).extend(times)
 
-    def loads(self) -> None:
-        """From own memory beside torch.load of a file in the page cache, into existing tensors both times."""
-        target = {"model": {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}, "step": 0}
-        self.torch_save()
-        for _ in range(self.repeats):
-            loader = CheckpointEngine(self.folder / "tce")
-            self.note(MEMORY, timed(partial(loader.load, target)))
-            self.note(TORCH, timed(partial(self.torch_load, target["model"])))
-            other = CheckpointEngine(self.folder / "tce", memory=False)
-            self.note(STORED, timed(partial(other.load, target)))
+    def median(self, world: int, way: str, name: str) -> float | None:
+        times = self.times.get((world, way, name))
+        return statistics.median(times) if times else None
 
-    def torch_load(self, target: Any) -> None:
-        loaded = torch.load(self.folder / "torch.pt", weights_only=True)["model"]
-        for name, tensor in loaded.items():
-            target[name].copy_(tensor)
+    def all_of(self, name: str) -> list[float]:
+        return [seconds for (_, _, what), times in self.times.items() if what == name for seconds in times]
 
 
-def table(bench: Bench) -> str:
-    medians = {name: statistics.median(values) for name, values in bench.times.items()}
-    base, gib = medians["memcpy, one thread"], bench.bytes / (1 << 30)
-    out = io.StringIO()
-    print("| what | median | min | max | n | GiB/s | times one memcpy |\n|---|---|---|---|---|---|---|", file=out)
-    for name, values in bench.times.items():
-        row = f"{medians[name]:.3f} s | {min(values):.3f} | {max(values):.3f} | {len(values)}"
-        print(f"| {name} | {row} | {gib / medians[name]:.2f} | {medians[name] / base:.2f} |", file=out)
-    print("\n| ratio | is |\n|---|---|", file=out)
-    for name, over, under in RATIOS:
-        print(f"| {name} | {medians[over] / medians[under]:.2f} |", file=out)
-    return out.getvalue()
+def ways_table(bench: Bench) -> str:
+    """One row a way: seconds, and in brackets how often each goes into torch.save's or torch.load's."""
+    columns = (
+        (1, "blocked", "one save"),
+        (1, "stall", "stall, 1 rank"),
+        (2, "stall", "stall, 2 ranks"),
+        (1, "durable", "durable"),
+        (1, "load, memory", "load, memory"),
+        (1, "load, storage", "load, storage"),
+    )
+    lines = [
+        "| way | " + " | ".join(title for _, _, title in columns) + " | skipped |",
+        "|---" * (len(columns) + 2) + "|",
+    ]
+    for way in WAYS:
+        if way in bench.not_run and (1, way, "blocked") not in bench.times:
+            continue
+        cells = [_cell(bench, world, way, name) for world, name, _ in columns]
+        skipped = " + ".join(str(bench.skipped.get((world, way), 0)) for world in (1, 2))
+        lines.append(f"| {way} | {' | '.join(cells)} | {skipped} |")
+    return "\n".join(lines)
 
 
-TORCH, MEMORY, STORED = (f"load: {way}" for way in ("torch.load, hot", "TCE, own memory", "TCE, storage, hot"))
-RATIOS = (
-    ("speed of the blocking copy over one memcpy", "memcpy, one thread", "TCE save() blocks"),
-    ("stall of torch.save + fsync over TCE's", "stall: torch.save + fsync", "stall: TCE"),
-    ("stall of dcp.async_save over TCE's", "stall: dcp.async_save, reused shared stager", "stall: TCE"),
-    ("torch.load (hot) over load from own memory", TORCH, MEMORY),
-    ("torch.load (hot) over load from storage", TORCH, STORED),
-    ("time to durable over one write and fsync", "TCE until durable", "disk, write and fsync"),
-)
+def _cell(bench: Bench, world: int, way: str, name: str) -> str:
+    own = bench.median(world, way, name)
+    if own is None:
+        return ""
+    base = bench.median(1, way, "load, torch.load") if name.startswith("load") else _torch(bench, world, name)
+    return f"{own:.3f}" + (f" ({base / own:.1f})" if base else "")
+
+
+def _torch(bench: Bench, world: int, name: str) -> float | None:
+    return bench.median(world, "torch.save + fsync", name)
+
+
+def musts(bench: Bench) -> list[Row]:
+    """What is asked of TCE: what, is, must."""
+
+    def ratio(over: float | None, under: float | None) -> str:
+        return f"{over / under:.2f}" if over and under else "not measured"
+
+    def tce(name: str, world: int = 1) -> float | None:
+        return bench.median(world, "TCE", name)
+
+    rows = [("speed of one save over one memcpy", ratio(tce("memcpy"), tce("blocked")), ">= 0.90")]
+    for world in (1, 2):
+        stall = tce("stall", world)
+        for way in WAYS:
+            if way != "TCE" and (told := ratio(bench.median(world, way, "stall"), stall)) != "not measured":
+                must = ">= 20" if way.startswith("torch.save") else "> 1"
+                rows.append((f"stall of {way} over TCE's, {world} rank{'s' * (world > 1)}", told, must))
+    for way in WAYS:
+        if way != "TCE" and (told := ratio(bench.median(1, way, "durable"), tce("durable"))) != "not measured":
+            rows.append((f"time to durable of {way} over TCE's", told, "> 1"))
+    memory, slow = tce("load, memory"), tce("load, torch.load, slow store")
+    rows.append(("torch.load, hot, over load from own memory", ratio(tce("load, torch.load"), memory), ">= 5"))
+    rows.append(("torch.load, store of 1 GiB/s, over load from own memory", ratio(slow, memory), ">= 20"))
+    rows.append(
+        ("torch.load, hot, over load from storage", ratio(tce("load, torch.load"), tce("load, storage")), ">= 3")
+    )
+    return rows
+
+
+def report(bench: Bench, rows: list[Row]) -> str:
+    """The tables, with what the machine did in this run."""
+    memcpy, disk = (statistics.median(bench.all_of(name)) for name in ("memcpy", "disk"))
+    head = (
+        f"{bench.gib:.2f} GiB in 300 tensors (2 ranks: half each), {bench.each * ROUNDS} of each in {ROUNDS} rounds, "
+        f"medians. torch {torch.__version__}, one thread, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}. One "
+        f"memcpy {bench.gib / memcpy:.1f} GiB/s, one write and fsync {bench.gib / disk:.2f} GiB/s "
+        f"(n {len(bench.all_of('disk'))}). Seconds; in brackets torch.save's or torch.load's over them. A stall counts "
+        "the wait for the save before, where a way needs it; a skipped save counts as none."
+    )
+    told = "\n".join(f"| {what} | {found} | {must} |" for what, found, must in rows)
+    missing = "".join(
+        f"\n- {way} {'did not run: ' if way not in PEERS or bench.peers else ''}{why}"
+        for way, why in bench.not_run.items()
+    )
+    return f"{head}\n\n{ways_table(bench)}\n{missing}\n\n| what | is | must |\n|---|---|---|\n{told}\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, help="an empty folder on the disk to be measured")
     parser.add_argument("--gib", type=float, default=1.0)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--peers", default="", help="the python of an environment that has the other engines")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING)
     torch.set_num_threads(1)
-    make_folder(options.dir.absolute())
-    bench = Bench(options.dir.absolute(), options.gib, options.repeats)
-    stager = DefaultStager(
-        StagingOptions(
-            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
-        )
-    )
-    with CheckpointEngine(bench.folder / "tce") as engine:
-        for _ in range(3):
-            bench.save(engine)
-        bench.copies(engine)
-        bench.once_a_second(engine, stager)
-        bench.loads()
-        skipped = engine.skipped
-    stager.close()
-    print(f"{bench.bytes / (1 << 30):.2f} GiB in {len(bench.state)} tensors, torch {torch.__version__}, one thread, ")
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; saves skipped: {skipped}\n")
-    print(table(bench))
-    sys.stdout.flush()
+    folder = options.dir.absolute()
+    make_folder(folder)
+    bench = Bench(folder, options.gib, options.repeats, options.peers)
+    bench.run()
+    print("loops", file=sys.stderr, flush=True)
+    rows = [*musts(bench), *loop_rows(folder, options.repeats, quick=options.gib < 1), *spared(folder)]
+    print(report(bench, rows), flush=True)
+
+
+def _slower(one: Any, other: Any) -> Any:
+    """Of two ranks' answers: the longer times, taken only if both were, all that were skipped."""
+    if isinstance(one, list):
+        return [max(pair) for pair in zip(one, other, strict=True)]
+    if isinstance(one, bool):
+        return one and other
+    return max(one, other)
 
 
 if __name__ == "__main__":
