@@ -70,6 +70,20 @@ def test_targets_that_share_memory_end_as_they_would_one_after_the_other(tmp_pat
     assert one._version > version, "autograd does not see that the tensor was changed"
 
 
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_tied_weight_is_filled_once_and_beside_the_others(tmp_path: Path, memory: bool) -> None:
+    tied = torch.arange(1000.0)
+    saved = {"in": tied, "out": tied, "other": torch.arange(7.0), "none": torch.empty(0), "scalar": torch.tensor(3.5)}
+    with CheckpointEngine(tmp_path / "c", rank=0, world_size=1, memory=memory) as engine:
+        engine.save(1, saved).wait("storage", timeout=60)
+        own = torch.zeros(1000)
+        state = {"in": own, "out": own, **{name: torch.zeros_like(saved[name]) for name in ("other", "none", "scalar")}}
+        assert engine.load(state) == 1
+    assert state["in"] is own
+    assert state["out"] is own
+    assert all(state[name].equal(tensor) for name, tensor in saved.items())
+
+
 @pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 4096, 2 * CHUNK + 12_345])
 def test_what_is_written_past_the_page_cache_is_whole(tmp_path: Path, size: int) -> None:
     """From memory that begins at a page, as a slot does, and from memory that does not."""

@@ -19,6 +19,7 @@ TEMPORARY = ".tmp"
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 _BLOCK = 4096
+_LOCAL = (0xEF53, 0x58465342)  # f_type of statfs(2)
 _serial = itertools.count()
 
 
@@ -118,7 +119,7 @@ def _write_durably(path: Path, size: int, chunks: Iterable[bytes | memoryview]) 
 
 def _write_all(descriptor: int, content: bytes | memoryview) -> int:
     view = memoryview(content).cast("B")
-    done = _write_directly(descriptor, view) if len(view) >= CHUNK else 0
+    done = _write_directly(descriptor, view) if len(view) >= CHUNK and _is_local(descriptor) else 0
     while done < len(view):
         done += os.write(descriptor, view[done : done + CHUNK])
     return done
@@ -127,8 +128,8 @@ def _write_all(descriptor: int, content: bytes | memoryview) -> int:
 def _write_directly(descriptor: int, view: memoryview) -> int:
     """Write past the page cache as long as the file system takes it; how much it took.
 
-    It refuses what does not begin at a block, in memory or in the file, or it knows no such way at all. What is written
-    so costs no copy, and pushes nothing else out of the cache.
+    It refuses what does not begin at a block, in memory or in the file. What is written so costs no copy, and pushes
+    nothing else out of the cache.
     """
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     done, whole = 0, len(view) // _BLOCK * _BLOCK
@@ -142,6 +143,12 @@ def _write_directly(descriptor: int, view: memoryview) -> int:
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
     return done
+
+
+def _is_local(descriptor: int) -> bool:
+    """Whether the file lies on ext4 or XFS: over a network, one direct write at a time would wait for each answer."""
+    found = (ctypes.c_long * 32)()
+    return ctypes.CDLL(None).fstatfs(descriptor, found) == 0 and found[0] in _LOCAL
 
 
 def _reserve(descriptor: int, size: int) -> None:

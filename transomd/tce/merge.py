@@ -120,10 +120,13 @@ class Merge:
 
 
 def _together(targets: list[tuple[str, torch.Tensor]]) -> list[list[tuple[str, torch.Tensor]]]:
-    """Which targets may be filled at the same time: all, unless some share memory; then one after the other."""
-    storages = {target.untyped_storage().data_ptr() for _, target in targets if target.nbytes}
-    alone = len(storages) == sum(target.nbytes > 0 for _, target in targets)
-    return [targets] if alone else [[target] for target in targets]
+    """Which targets may be filled at the same time: all, unless some share memory; then one after the other.
+
+    Where two paths lead to one tensor (tied weights) it is filled once.
+    """
+    once = list({(name, target.data_ptr()): (name, target) for name, target in targets if target.nbytes}.values())
+    storages = {target.untyped_storage().data_ptr() for _, target in once}
+    return [once] if len(storages) == len(once) else [[target] for target in once]
 
 
 def _copies(target: Any, node: Any) -> bool:
