@@ -20,9 +20,11 @@ test: ## Set everything up, then run all tests, on a real Slurm in a sandbox too
 	@scripts/bootstrap
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS)
 
-chaos: ## The slow tests, then random faults on three training jobs for 10 minutes, or HOURS=; SEED=, REPORT= (root)
+chaos: ## Slow tests, kills and power cuts of checkpoints, random faults on three jobs for 10 minutes, or HOURS=; SEED=, REPORT= (root)
 	@scripts/bootstrap
-	$(PYTHON) -m pytest -n 2 -m slow tests/cluster
+	$(PYTHON) -m pytest -n 2 -m slow tests/unit tests/cluster
+	$(PYTHON) tests/chaos/tce_kills.py --seconds 60
+	$(PYTHON) tests/chaos/tce_torn.py --seconds 30
 	$(PYTHON) tests/chaos/run.py
 
 bench: ## Measure recovery beside sbatch --requeue, both Slurm clients, the store, the prolog and checkpoints (root; about an hour)

@@ -95,3 +95,11 @@ def test_every_command_that_a_page_names_exists(page: Path) -> None:
     context = click.Context(cli)
     # "transom is paused by ..." is a message.
     assert {name for name in named - {"is"} if cli.get_command(context, name) is None} == set()
+
+
+@pytest.mark.parametrize("page", ["checkpoint.md", "checkpoint-lessons.md"])
+def test_the_tests_that_pages_name_exist(page: str) -> None:
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 15
+    assert sorted(name for name in named if f"def {name}(" not in sources) == []
