@@ -5,6 +5,7 @@ The ranks are forked from one process that has imported torch, which takes longe
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import traceback
@@ -26,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from transomd.tce.dcp import TransomStorageReader, TransomStorageWriter, load_newest
 
@@ -147,6 +149,60 @@ def load_trained(place: Path, name: str) -> None:
         same(full, torch.load(place / "full.pt"), name)
 
 
+def meshed(seed: int, kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A trained model on a 2x2 mesh: ``hsdp`` (two replicas of two shards) or ``tp`` (FSDP2 over tensor parallel).
+
+    With another number of ranks, or for ``fsdp``, shards only.
+    """
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.ReLU(), torch.nn.Linear(10, 3))
+    world = dist.get_world_size()
+    if world != 4 or kind == "fsdp":
+        mesh = init_device_mesh("cpu", (world,))
+    elif kind == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    else:
+        both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, both["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        mesh = both["dp"]
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + seed)
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def save_meshed(place: Path) -> None:
+    """Save two models on meshes, thrice each, the last times asynchronously, and what they are as a whole."""
+    for kind in ("hsdp", "tp"):
+        model, optimizer = meshed(0, kind)
+        state = trained(model, optimizer)
+        writer = TransomStorageWriter(place / kind)
+        dcp.save(state, storage_writer=writer, checkpoint_id="1")
+        for step in (2, 3):
+            dcp.async_save(state, storage_writer=writer, checkpoint_id=str(step)).result()
+        assert writer.handle is not None
+        assert writer.handle.step == 3
+        writer.handle.wait("storage", 60)
+        dist.barrier()
+        full = trained(model, optimizer, full=True)
+        if dist.get_rank() == 0:
+            torch.save(full, place / f"{kind}.pt")
+
+
+def load_meshed(place: Path) -> None:
+    """Load both with this number of ranks, from memory, onto the mesh of the other kind."""
+    for kind, other in (("hsdp", "tp"), ("tp", "fsdp")):
+        model, optimizer = meshed(1, other)
+        sharded = trained(model, optimizer)
+        assert load_newest(sharded, place / kind) == 3
+        set_model_state_dict(model, sharded["model"])
+        set_optimizer_state_dict(model, optimizer, sharded["optimizer"])
+        full = trained(model, optimizer, full=True)
+        if dist.get_rank() == 0:
+            same(full, torch.load(place / f"{kind}.pt"), kind)
+
+
 def load_damaged(place: Path) -> None:
     """Step 2 is damaged: it is named on all ranks and nothing of it reaches the state; then step 1 is loaded."""
     state = tensors(torch.zeros_like)
@@ -213,6 +269,8 @@ def same(one: Any, other: Any, path: str) -> None:
 def run(what: str, rank: int, world: int, place: Path) -> int:
     """Be one rank; returns the exit code."""
     warnings.filterwarnings("ignore")
+    # A rank whose peers are gone may wait for ever: tell where, and end.
+    faulthandler.dump_traceback_later(220, exit=True)
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=f"file://{place}/{what}-{world}", rank=rank, world_size=world)

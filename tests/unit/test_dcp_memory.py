@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_the_keeper_stores_it_as_a_checkpoint_like_any_other(place: Path) -> Non
 
 
 def arena_of(place: Path) -> Any:
-    return tiers._tiers[place, 0][1]._arena
+    return tiers._tiers[place, 0].memory._arena
 
 
 def damage_newest(place: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_later_start_loads_what_the_one_before_staged_and_fences_it(place: Pat
         dcp.save(state_of(step), storage_writer=first, checkpoint_id=str(step))
     with kept(place):
         # As if the program had been killed: its line to the keeper ends, and nothing else.
-        tiers._tiers.pop((place, 0))[1].release()
+        tiers._tiers.pop((place, 0)).memory.release()
         state = state_of(0)
         assert load_newest(state, place) == 2
         assert same(state, state_of(2))
@@ -196,7 +197,7 @@ def test_what_reached_another_node_is_loaded_after_the_loss_of_the_first(place: 
             assert writer.handle is not None
             writer.handle.wait("replica", timeout=20)
         n1.kill()
-        tiers._tiers.pop((place, 0))[1].release()
+        tiers._tiers.pop((place, 0)).memory.release()
         pair([n2, n3], {"n2": "n3"}, epoch=2)
         on(n2)
         state = state_of(0)
@@ -209,3 +210,86 @@ def test_what_reached_another_node_is_loaded_after_the_loss_of_the_first(place: 
         source = shares.Shares(place, 1, 2, 1)
         assert bool(source.find("rank-00000.safetensors", "w"))
         source.release()
+
+
+def changing(step: int) -> dict[str, Any]:
+    """A parameter, something scattered, something tied, a wide type after a narrow one, values of changing size."""
+    weight = torch.full((300, 2), float(step))
+    return {
+        "model": {"w": torch.nn.Parameter(weight), "tied": weight, "t": torch.arange(12.0).view(3, 4).t() * step},
+        "mask": torch.full((5,), step % 2 == 0),
+        "double": torch.full((3,), float(step), dtype=torch.float64),
+        "empty": torch.zeros(0, 2),
+        "rng": torch.full((11,), step, dtype=torch.uint8),
+        "text": "x" * step,
+        "list": [step, {"n": torch.tensor(step)}],
+    }
+
+
+def test_async_save_copies_once_into_the_arena_and_nothing_leaks_in(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = TransomStorageWriter(place, storage_every=1000)
+    copies: list[int] = []
+    plain_copy = tiers.Staging._copy
+    monkeypatch.setattr(tiers.Staging, "_copy", lambda self, room: copies.append(1) or plain_copy(self, room))
+    for step in range(1, 6):
+        state = changing(step)
+        pending = dcp.async_save(state, storage_writer=writer, checkpoint_id=str(step))
+        with torch.no_grad():
+            for tensor in (*state["model"].values(), state["mask"], state["double"], state["rng"]):
+                tensor.zero_()
+        state["list"][1]["n"].fill_(99)
+        state["list"][0] = 99
+        pending.result()
+        found = changing(0)
+        assert load_newest(found, place) == step
+        assert same(found, changing(step))
+    # The first save makes the arena, the second is where it learns what is written.
+    assert len(copies) <= 2
+
+
+def test_what_is_saved_may_change_its_form_between_asynchronous_saves(place: Path) -> None:
+    writer = TransomStorageWriter(place, storage_every=1000)
+    for step, state in enumerate([{}, {"more": torch.ones(7)}, {"w": torch.zeros(4000, 3)}, {"text": "y" * 9999}], 1):
+        whole = {**changing(step), **state}
+        dcp.async_save(whole, storage_writer=writer, checkpoint_id=str(step)).result()
+        found = {
+            key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else value for key, value in whole.items()
+        }
+        assert load_newest(found, place) == step
+        assert same(found, whole)
+
+
+def test_a_staged_state_that_is_never_saved_gives_its_slot_back(place: Path) -> None:
+    writer = TransomStorageWriter(place, storage_every=1000)
+    dcp.save(changing(1), storage_writer=writer, checkpoint_id="1")
+    memory = tiers._tiers[place, 0].memory
+    for _ in range(5):
+        staged = writer.stage(changing(2))
+        assert len(memory._opened) == 1
+        del staged
+    gc.collect()
+    assert memory._opened == []
+    found = changing(0)
+    assert load_newest(found, place) == 1
+
+
+def test_every_asynchronous_save_holds_its_own_state_however_close_they_follow(place: Path) -> None:
+    """The second async_save of DCP's own reused stager overwrites the first."""
+    writer = TransomStorageWriter(place, keep=50)
+    dcp.save({"w": torch.zeros(5000)}, storage_writer=writer, checkpoint_id="1")
+    state = {"w": torch.zeros(5000)}
+    pending = []
+    for step in range(2, 12):
+        state["w"].fill_(step)
+        pending.append(dcp.async_save(state, storage_writer=writer, checkpoint_id=str(step)))
+    for one in pending:
+        one.result()
+    writer.close()
+    steps = [item.step for item in list_checkpoints(place) if item.complete]
+    assert 11 in steps
+    for step in steps[:-1]:
+        found = {"w": torch.zeros(5000)}
+        dcp.load(found, storage_reader=TransomStorageReader(place, step=step))
+        assert found["w"].unique().tolist() == [step]

@@ -8,14 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tce_keepers import own_place, wait_for
 
-from transomd.tce.catalogue import list_checkpoints, verify
+from transomd.tce.catalogue import list_checkpoints, load_parts, verify
+from transomd.tce.manifest import read_step_manifest
 from transomd.tce.memory.link import call
 
 pytest.importorskip("torch")
+
+from transomd.tce.dcp.staging import VALUE
 
 PROGRAM = Path(__file__).with_name("dcp_ranks.py")
 
@@ -54,6 +58,47 @@ def test_what_was_in_memory_alone_is_stored_when_its_program_is_gone(saved: Path
     assert wait_for(lambda: any(item.complete for item in list_checkpoints(saved / "memory")), 30)
     found = [item for item in list_checkpoints(saved / "memory") if item.complete]
     assert [(item.ranks, verify(item.path)) for item in found] == [(4, [])] * len(found)
+
+
+@pytest.fixture(scope="module")
+def meshed() -> Iterator[Path]:
+    """What four ranks on 2x2 meshes saved: replicas of shards, and tensor parallel under FSDP2."""
+    with own_place() as folder:
+        folder.mkdir()
+        links = [call(folder / kind, rank, 4, start=True) for rank in range(4) for kind in ("hsdp", "tp")]
+        ranks("save_meshed", 4, folder)
+        yield folder
+        for link in links:
+            assert link is not None
+            link.close()
+
+
+@pytest.mark.parametrize("kind", ["hsdp", "tp"])
+def test_every_byte_is_in_memory_and_in_storage_once(meshed: Path, kind: str) -> None:
+    """However many ranks hold it: two replicas, or a bias that tensor parallel keeps whole on each."""
+    import torch
+
+    full = torch.load(meshed / f"{kind}.pt")
+    wanted = sum(tensor.nbytes for tensor in tensors_in(full))
+    for item in list_checkpoints(meshed / kind):
+        assert (item.complete, verify(item.path)) == (True, [])
+        parts = load_parts(item.path, manifest := read_step_manifest(item.path), [p.name for p in manifest.parts])
+        records = [record for part in parts for file in part.files for record in file.tensors if record.note != VALUE]
+        assert sum(record.bytes for record in records) == wanted
+        assert len({part.name for part in parts}) == 5, "four ranks have shares, and the facts"
+
+
+def tensors_in(value: Any) -> list[Any]:
+    import torch
+
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_in(item)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_what_lay_on_one_mesh_is_loaded_onto_another(meshed: Path, count: int) -> None:
+    ranks("load_meshed", count, meshed)
 
 
 def test_the_shards_of_four_ranks_are_read_whole_without_ranks(saved: Path) -> None:

@@ -37,8 +37,9 @@ class Items:
         return sum(tensor.nbytes for tensor in self.like.values())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them, as they are; CheckpointError if one is not what was announced."""
-        return {name: staging.expected(self.bring(name), like, name) for name, like in self.like.items()}
+        """All of them, as they are, values last; CheckpointError if one is not what was announced."""
+        ordered = sorted(self.like, key=self.values.__contains__)
+        return {name: staging.expected(self.bring(name), self.like[name], name) for name in ordered}
 
     def bring(self, name: str) -> torch.Tensor:
         """The tensor, or the bytes of a value as a tensor, to be written now."""

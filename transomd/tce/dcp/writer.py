@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -20,6 +22,7 @@ from transomd.tce.dcp import commit, staging, tiers
 from transomd.tce.dcp.commit import Share
 from transomd.tce.dcp.facts import Stored, encode
 from transomd.tce.dcp.items import Items
+from transomd.tce.dcp.stager import NotPlain
 from transomd.tce.dcp.tiers import Staging, Terms
 from transomd.tce.environment import at_least, from_environment
 from transomd.tce.errors import CheckpointError, storage_error
@@ -69,6 +72,7 @@ class TransomStorageWriter(StorageWriter):
         self._terms = Terms(self.directory, self.keep or _ALL, every, policy_of(when_full), token)
         self._memory = memory is True or (memory is None and not switched_off(os.environ))
         self._pid = os.getpid()
+        self._synchronize_after_execute = False
         # By thread, in which one save runs from its first call to its last: another may begin meanwhile.
         self._steps: dict[int, int] = {}
         self._staged: dict[int, Staging] = {}
@@ -99,6 +103,27 @@ class TransomStorageWriter(StorageWriter):
             self._steps.pop(thread, None)
         else:
             self._steps[thread] = step_of(checkpoint_id)
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """Whether ``async_save`` is to call ``synchronize_staging``: no, the copy is made when ``stage`` returns."""
+        return False
+
+    def synchronize_staging(self) -> None:
+        """Nothing is left to wait for."""
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copy the state for ``async_save``: into the arena, or, before the first save or without it, beside it."""
+        tier = tiers.known(self.directory) if self._in_memory else None
+        if tier is not None:
+            try:
+                return tier.stager.stage(state_dict, tier.room)
+            except (OSError, MemoryError, NoRoom, NotPlain) as error:
+                log.warning("the state is copied, but not into the memory that outlives the program: %s", error)
+        with contextlib.closing(DefaultStager(StagingOptions(False, False, False, False))) as stager:
+            copied = stager.stage(state_dict)
+            assert isinstance(copied, dict)
+            return copied
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Refuse what would leave several checkpoints of one step."""
@@ -179,7 +204,7 @@ class TransomStorageWriter(StorageWriter):
     def _stage(self, share: Share, items: Items) -> list[WriteResult] | None:
         """Copy the share into memory; None, after a warning, if it cannot be had now."""
         try:
-            staged = Staging(tiers.tier_of(share, self._terms), share, items.tensors())
+            staged = Staging(tiers.tier_of(share, self._terms), share, items.tensors(), items.values)
             if share.rank == 0:
                 self._staged[threading.get_ident()] = staged
             else:

@@ -104,18 +104,20 @@ class Ledger:
             log.warning("step %d will not be complete: %s", step, error)
 
     def skip(self, step: int, by: int) -> None:
-        """A step is not in storage because a newer one took its place."""
+        """A step is not in storage because a newer one, ``by`` (-1: not known yet), took its place."""
         handle = self._take(step)
         if handle is not None:
             self.skipped += 1
-            told = f"step {step} was not written to storage, which is slower than the saves: step {by} took its place"
+            newer = f"step {by}" if by >= 0 else "a newer one"
+            told = f"step {step} was not written to storage, which is slower than the saves: {newer} took its place"
             handle.error = CheckpointError(f"{told} {self._so_far()}", hint=_HINT)
             log.warning("%s", handle.error)
 
     def no_room(self, step: int, slots: int) -> NoRoom:
         """A step cannot even be copied into memory."""
         self.skipped += 1
-        told = f"step {step} was skipped: of {slots} slots of memory one has the newest step, the others are in use"
+        which = f"step {step}" if step >= 0 else "a step"
+        told = f"{which} was skipped: of {slots} slots of memory one has the newest step, the others are in use"
         return NoRoom(f"{told} {self._so_far()}", hint=_HINT)
 
     def _so_far(self) -> str:
