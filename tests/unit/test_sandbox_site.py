@@ -8,7 +8,7 @@ import pytest
 from transom_slurm.sandbox.config import LOOPBACK, NETNS, ClusterSpec, netns_nodes
 from transom_slurm.sandbox.site import transomd_toml
 
-from transomd.launch import launcher
+from transomd.launch import agents
 from transomd.settings import parse_settings
 from transomd.words import CheckMode
 
@@ -33,4 +33,4 @@ def test_transomd_accepts_it(mode: str) -> None:
     assert settings.drain.node_loss is CheckMode.DRAIN
     assert settings.health.mode("xid") is CheckMode.DRAIN
     # A launcher says nothing while it ends a launch.
-    assert settings.watch.launcher_silence_s > launcher.FENCE_S
+    assert settings.watch.launcher_silence_s > agents.FENCE_S

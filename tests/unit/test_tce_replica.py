@@ -436,6 +436,34 @@ def test_a_transfer_that_hangs_gives_way_to_the_saves(directory: Path) -> None:
         engine.close(0)
 
 
+def test_a_new_partner_gets_the_copy_though_the_old_one_still_owes_an_answer(directory: Path) -> None:
+    with nodes(directory.parent, 3) as (n1, n2, n3):
+        pair([n1, n2, n3], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1)).wait("replica", timeout=20)
+        os.kill(n2.process.pid, signal.SIGSTOP)
+        handle = engine.save(2, state_of(2))
+        time.sleep(5 * LOOK_S)
+        pair([n1, n3], {"n1": "n3"}, epoch=2)
+        handle.wait("replica", timeout=20)
+        assert n3.copies()[0] == 2
+        os.kill(n2.process.pid, signal.SIGCONT)
+        engine.close(0)
+
+
+def test_a_step_that_the_program_waits_for_is_copied_whatever_was_agreed_on(directory: Path) -> None:
+    with nodes(directory.parent, 2) as (n1, n2):
+        pair([n1, n2], {"n1": "n2"})
+        n1.ask(op="keep", steps=[], aim=[1, 2])
+        on(n1)
+        engine = saver(directory)
+        engine.save(2, state_of(2)).wait("replica", timeout=20)
+        engine.save(3, state_of(3)).wait("replica", timeout=20)
+        assert n2.copies() == [3, 2]
+        engine.close(0)
+
+
 def test_what_every_node_holds_alike_is_not_sent_again(directory: Path) -> None:
     """Two data-parallel ranks on two nodes, and a tensor of each rank's own."""
     with nodes(directory.parent, 2) as (n1, n2):

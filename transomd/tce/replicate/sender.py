@@ -147,9 +147,9 @@ class Sender:
         ready = [entry for entry in new if tenant.digested(entry) and not crowded(entry[0], entry[1])]
         aim = self._aim
         if aim is not None and aim[0] == max((entry[2].epoch for entry in ready), default=-1):
-            due = [entry for entry in ready if (entry[2].epoch, entry[2].step) >= aim]
-            if not due and tenant.quiet_for > QUIET_S:
+            if tenant.quiet_for > QUIET_S:
                 return max(ready, key=lambda entry: entry[2].order, default=None)
+            due = [entry for entry in ready if (entry[2].epoch, entry[2].step) >= aim]
             return None if last[:2] >= aim else min(due, key=lambda entry: entry[2].order, default=None)
         begun = self._begun.get(key[0])
         return max(ready, key=lambda entry: _rank_of(entry[2], begun), default=None)
@@ -168,7 +168,12 @@ class Sender:
         began = since[1] if since[0] == state else time.monotonic()
         insist = time.monotonic() - began > INSIST_S
         offer = offer_of(key[0], tenant, entry)
-        result, why = transfer.send(peer, offer, arena, slot, lambda: crowded(arena, slot), insist, self._cap)
+
+        def wanted() -> bool:
+            # A partner that was lost may leave us waiting for its answer.
+            return crowded(arena, slot) or partner != self._partner
+
+        result, why = transfer.send(peer, offer, arena, slot, wanted, insist, self._cap)
         if partner != self._partner:
             return
         if result == transfer.DONE:
