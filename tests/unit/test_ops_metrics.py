@@ -113,7 +113,8 @@ async def test_a_failure_and_its_recovery() -> None:
     world = SimWorld(5, settings=quick_settings())
     await world.start_daemon()
     assert world.operator is not None
-    world.operator._watcher = world.operator._acts._watcher = Watchers([metrics])
+    watchers = Watchers([metrics])
+    world.operator._watcher = world.operator._acts._watcher = world.operator._docket._watcher = watchers
     await world.submit()
     world.at_step(8, lambda _: world.power_loss("n2"))
     assert await world.end() is JobState.COMPLETED

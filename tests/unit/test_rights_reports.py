@@ -23,8 +23,8 @@ from transomd.api import checked
 from transomd.api.wire import FailureReport, LauncherReport, LaunchReport
 from transomd.errors import NotFoundError
 from transomd.spec import JobSpec
-from transomd.tol.loop import TOKEN_OUTLIVES_S
 from transomd.tol.plausible import plausible
+from transomd.tol.reports import TOKEN_OUTLIVES_S
 from transomd.words import JobState
 
 OWN_TOKEN = "the-token-of-the-hostile-job-0123456789"
