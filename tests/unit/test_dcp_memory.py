@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 from transomd.tce.dcp import TransomStorageReader, TransomStorageWriter, load_newest, shares, tiers  # noqa: E402
+from transomd.tce.portable import gather  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -80,6 +81,9 @@ def test_the_keeper_stores_it_as_a_checkpoint_like_any_other(place: Path) -> Non
     found = list_checkpoints(place)
     assert [(item.step, item.complete, verify(item.path)) for item in found] == [(2, True, []), (1, True, [])]
     writer.close()
+    # What takes it without DCP finds the digests in the rank's manifest.
+    whole = gather(found[0].path).state
+    assert (whole["nested"]["step"], same(whole["w"], state_of(2)["w"])) == (2, True)
     state, reader = state_of(0), TransomStorageReader(place, step=1)
     dcp.load(state, storage_reader=reader)
     assert (same(state, state_of(1)), reader.loaded_from) == (True, "storage")
