@@ -13,7 +13,7 @@ from pathlib import Path
 from transomd.tce.memory import budget
 from transomd.tce.memory.arena import Arena, rounded, whole_size
 from transomd.tce.memory.digests import Entry
-from transomd.tce.memory.tenant import Owner, Tenant
+from transomd.tce.memory.tenant import SLOTS, Owner, Tenant
 from transomd.tce.memory.wire import Line, Message
 from transomd.tce.rate import STORAGE, Cap
 from transomd.tce.replicate.copies import Copy
@@ -22,8 +22,6 @@ from transomd.tce.replicate.holdings import Holder, holdings, loadable
 from transomd.tce.replicate.office import Office
 
 log = logging.getLogger("transom.tce.keeper")
-SLOTS = 3
-"""One that is written to storage, the newest whole one, and one to copy into."""
 LEAST_SLOTS = 2
 _BACKLOG = 10000
 Key = tuple[str, int]
@@ -99,6 +97,7 @@ class Desk:
                     line.queue(message)
         self.office.pass_on(self.lines)
         for key, tenant in list(self._tenants.items()):
+            tenant.pin(self.office.copies.keeps)
             _drop_outgrown(tenant)
             gone = tenant.deserted and self._done(tenant) and not any(guest.key == key for guest in self.lines.values())
             if gone and (ending or key in self._leaving):
@@ -226,7 +225,9 @@ class Desk:
     def _grow(self, tenant: Tenant, slot_bytes: int) -> str:
         """A new arena beside the one that has become too small; why not, if not."""
         refusal = ""
-        for slots in range(SLOTS, LEAST_SLOTS - 1, -1):
+        # With copies on another node one more, so that what is copied stays here, too.
+        most = SLOTS if self.office.no_partner else SLOTS + 1
+        for slots in range(most, LEAST_SLOTS - 1, -1):
             size = whole_size(slots, slot_bytes)
             refusal = self._refusal(size)
             if not refusal:

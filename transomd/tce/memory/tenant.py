@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from transomd.tce.errors import CheckpointError, FencedError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.arena import Arena, staged
 from transomd.tce.memory.digests import Digester, Digests, Entry
+from transomd.tce.memory.pins import Pins, Step
 from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Table, decode, images
 from transomd.tce.persist import Writer
@@ -25,6 +26,8 @@ from transomd.tce.rate import Cap
 from transomd.tce.store import Store
 
 log = logging.getLogger("transom.tce.keeper")
+SLOTS = 3
+"""One that is written to storage, the newest whole one, and one to copy into."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
 FIRST_LOOK_S, LAST_LOOK_S = 0.01, 1.0
 PEERS_S = 10.0
@@ -73,6 +76,7 @@ class Tenant:
         self.problem_at = 0.0
         self.newest: dict[str, tuple[int, int, float]] = {}
         self.skipped = 0
+        self._pins = Pins()
         self._tell = tell
         self._cap = cap
         self._owner: Owner | None = None
@@ -187,6 +191,18 @@ class Tenant:
         """Note that another node holds a copy of this step."""
         self.newest["replica"] = (step, epoch, time.time())
         self._tell(self, {"t": "replicated", "step": step, "epoch": epoch})
+
+    def pin(self, keeps: Collection[Step]) -> None:
+        """Keep from the program's saves the steps whose copies are kept, and the one that was copied last.
+
+        Only where there is a slot more for it, and not what a later start may make its own.
+        """
+        wanted: list[Step] = []
+        if self._owner is not None and not self.deserted and self.arenas and self.arenas[-1].slots > SLOTS:
+            step, epoch, _ = self.newest.get("replica", (-1, -1, 0.0))
+            steps = [*sorted(keeps)[:1], (epoch, step), *sorted(keeps)[1:]]
+            wanted = [each for each in dict.fromkeys(steps) if each[0] == self._owner.epoch]
+        self._pins.update(self.arenas, wanted)
 
     def status(self) -> dict[str, Any]:
         """For people and for the launcher: newest step of each stage and when it got there, and what is wrong."""
