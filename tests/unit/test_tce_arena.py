@@ -270,3 +270,8 @@ def test_another_user_is_not_let_in() -> None:
         assert answer == "", done.stdout
         assert done.returncode == 0 or "ConnectionResetError" in done.stderr or "BrokenPipeError" in done.stderr
         link.close()
+
+
+def test_where_there_is_no_folder_for_it_a_keeper_does_not_try_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Claim(tmp_path / "gone" / "transom-0" / "k.sock")

@@ -102,7 +102,7 @@ def _lock(file: Path, make: bool = True) -> int:
             flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
             descriptor = os.open(file, flags, 0o600)
         except FileNotFoundError:
-            if make:
+            if make and file.parent.parent.is_dir():
                 continue  # the keeper before us has just removed the folder
             raise
         try:
