@@ -142,10 +142,10 @@ class Demo:
             self._look(follower)
 
     def _cut_power(self, seen: Seen) -> None:
-        """Cut the power of a training node that does not run the launcher, some steps after one that is on storage."""
-        since = seen.step - seen.checkpoint
-        early = seen.checkpoint < self.size.steps // 3
-        if seen.job.get("state") != "running" or early or not self.size.every // 2 <= since < self.size.every - 1:
+        """Cut the power of a training node that does not run the launcher, once other nodes have more than storage."""
+        copied = max((each["step"] for each in seen.job.get("stages") or () if each["stage"] == "replica"), default=0)
+        early = seen.checkpoint < self.size.steps // 3 or seen.step < seen.checkpoint + self.size.every // 2
+        if seen.job.get("state") != "running" or early or copied <= seen.checkpoint:
             return
         host = (seen.detail.get("launcher") or {}).get("host")
         node = next(name for name in seen.job["nodes"] if name != host)

@@ -156,6 +156,9 @@ def test_the_aim_is_so_far_ahead_that_all_hear_of_it_before_they_save_it() -> No
     pace.learn(reached=False)
     assert pace.ahead == 1 + 20 * MARGIN_S
     pace.learn(reached=True)
+    assert 1 + 10 * MARGIN_S < pace.ahead < 1 + 20 * MARGIN_S
+    for _ in range(20):
+        pace.learn(reached=True)
     assert pace.ahead == 1 + 10 * MARGIN_S
     pace.see((2, 7), 9.0)
     assert pace.ahead == 1

@@ -18,7 +18,7 @@ log = logging.getLogger("transom.launcher")
 LOOK_S = 0.5
 """How often what the agents have said is looked at."""
 ASK_S = 5.0
-MARGIN_S, LONGEST_MARGIN_S = 3.0, 60.0
+MARGIN_S, LONGEST_MARGIN_S = 1.5, 60.0
 """How long it takes at least that what a keeper knows reaches the launcher, and its word all keepers."""
 AGAIN_S = 3.0
 """How soon a node is told again that does not say that it keeps what it was told to."""
@@ -112,8 +112,8 @@ class Pace:
             self._seen.append((newest, now))
 
     def learn(self, reached: bool) -> None:
-        """Go further ahead if ranks have copied different steps, and back if they have not."""
-        self._margin_s = max(MARGIN_S, self._margin_s / 2) if reached else min(2 * self._margin_s, LONGEST_MARGIN_S)
+        """Go further ahead if ranks have copied different steps, and slowly back if they have not."""
+        self._margin_s = max(MARGIN_S, 0.9 * self._margin_s) if reached else min(2 * self._margin_s, LONGEST_MARGIN_S)
 
     @property
     def ahead(self) -> int:
