@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
@@ -101,6 +101,15 @@ def _every(value: object) -> object:
     return value
 
 
+def _steps_or_auto(value: object) -> object:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not (whole or value is None or value == "auto"):
+        raise ValueError(f"must be a number of steps of at least 1, or `auto`, got {value!r}")
+    return value
+
+
 def _longer_than_nothing(value: float) -> float:
     if value <= 0:
         raise ValueError("must be longer than nothing")
@@ -125,6 +134,7 @@ Environment = Annotated[dict[str, Text], AfterValidator(_environment)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 TimeLimit = Annotated[str, AfterValidator(_time_limit)]
 Every = Annotated[str | int | None, BeforeValidator(_every)]
+StepsOrAuto = Annotated[int | Literal["auto"] | None, BeforeValidator(_steps_or_auto)]
 Rate = Annotated[int, BeforeValidator(_rate)]
 Duration = Annotated[float, BeforeValidator(seconds)]
 PositiveDuration = Annotated[float, BeforeValidator(seconds), AfterValidator(_longer_than_nothing)]

@@ -90,6 +90,8 @@ class Metrics(Watcher):
         self._goodput = self._gauge("transom_job_goodput_ratio", said, "job")
         said = "Newest step that every rank of an active job has in a stage of the checkpoint engine."
         self._stage = self._gauge("transom_job_checkpoint_step", said, "job", "stage")
+        said = "In every how many steps of an active job storage gets one, where that is chosen by measure."
+        self._every = self._gauge("transom_job_storage_every_steps", said, "job")
         self._paused = self._gauge("transom_paused", "1 while every act is stopped by a person.")
         self._tripped = self._gauge("transom_budget_tripped", "1 while a drain budget is tripped.", "budget")
         self._info = self._gauge("transom_info", "1, with the version.", "version")
@@ -198,11 +200,14 @@ class Metrics(Watcher):
         now = self._clock()
         self._goodput.clear()
         self._stage.clear()
+        self._every.clear()
         for number in sorted(views, reverse=True)[:MAX_JOBS]:
             view = views[number]
             self._goodput.labels(str(number)).set(goodput(view.launches, view.job.created_at, now).share)
             for stage in view.job.data.get("stages", ()):
                 self._stage.labels(str(number), stage["stage"]).set(stage["step"])
+                if "every" in stage:
+                    self._every.labels(str(number)).set(stage["every"])
 
     def _show_switches(self, switches: Mapping[str, Switch]) -> None:
         paused = switches.get(PAUSE)

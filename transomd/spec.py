@@ -25,6 +25,7 @@ from transomd.fields import (
     Pattern,
     PositiveDuration,
     Rate,
+    StepsOrAuto,
     Text,
     TimeLimit,
     Word,
@@ -44,14 +45,16 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
 class CheckpointSpec(Part):
     """Where checkpoints go, how many complete ones are kept, and how often the program says it saves (shown only).
 
-    ``storage_every``: of the steps that are saved, those that it divides go to storage; None: as the program says.
+    ``storage_every``: of the steps that are saved, those that it divides go to storage; None: as the program says;
+    ``auto``: by measure and by ``node_mttf``, the seconds between two failures of a node (None: built in).
     ``storage_rate`` and ``replica_rate``: bytes per second that each node writes to storage and sends to its partner.
     """
 
     dir: Line = ""
     keep: int = Field(default=3, ge=1)
     every: Every = None
-    storage_every: int | None = Field(default=None, ge=1)
+    storage_every: StepsOrAuto = None
+    node_mttf: PositiveDuration | None = None
     storage_rate: Rate | None = None
     replica_rate: Rate | None = None
 

@@ -82,6 +82,15 @@ def test_the_page_says_who_holds_copies_and_what_keeps_them_away() -> None:
     assert "copies" not in ended
 
 
+def test_the_page_says_how_often_storage_gets_a_step() -> None:
+    stages = [{"stage": "memory", "step": 9, "at": 1.0}, {"stage": "storage", "step": 8, "at": 1.0, "every": 64}]
+    job = {"id": 1, "checkpoint": {"step": 8, "epoch": 1, "at": 1.0}, "stages": stages}
+    page = " ".join("\n".join(job_page({"job": job}, now=1.0, columns=80)).split())
+    assert "in memory: step 9, 0s ago; storage gets one in every 64 steps (auto)" in page
+    del stages[1]["every"]
+    assert "storage gets" not in "\n".join(job_page({"job": job}, now=1.0, columns=80))
+
+
 def test_a_fault_of_the_program_shows_its_traceback_harmless() -> None:
     evidence = [
         {"role": "root", "signature": "PY-EXCEPTION", "text": TRACEBACK, "file": "rank-0.log", "line": 9, "rank": 0}

@@ -41,6 +41,17 @@ def test_what_not_every_rank_has_is_not_told(told: list[dict[str, Any]]) -> None
     assert newest(told, 2) == []
 
 
+def test_where_ranks_choose_how_often_storage_gets_a_step_the_rarest_is_told() -> None:
+    told = [
+        {**rank(number, memory=(8, 1, 3.0), storage=(5, 1, 2.0)), "every": every} for number, every in ((0, 4), (1, 8))
+    ]
+    memory, storage = newest(told, 2)
+    assert "every" not in memory
+    assert storage == {"stage": "storage", "step": 5, "epoch": 1, "at": 2.0, "every": 8}
+    report = LauncherReport.from_json({**REPORT, "stages": [memory, storage]})
+    assert report.stages == [memory, storage]
+
+
 def test_trouble_names_one_rank_and_counts_the_others() -> None:
     told = {"n1": [rank(0)], "n2": [rank(2, "disk full"), rank(1, "no memory")]}
     assert trouble(told) == "rank 1 on n2: no memory (and 1 more ranks)"
@@ -81,7 +92,9 @@ def test_it_comes_through_the_line() -> None:
     assert LauncherReport.from_json(report.to_json()) == report
 
 
-@pytest.mark.parametrize("stage", [{"stage": "moon"}, {"step": -1}, {"epoch": 1 << 62}, {"at": float("nan")}])
+@pytest.mark.parametrize(
+    "stage", [{"stage": "moon"}, {"step": -1}, {"epoch": 1 << 62}, {"at": float("nan")}, {"every": "often"}]
+)
 def test_what_is_no_stage_is_refused(stage: dict[str, Any]) -> None:
     good = {"stage": "memory", "step": 1, "epoch": 1, "at": 1.0}
     with pytest.raises(ValueError, match=next(iter(stage))):

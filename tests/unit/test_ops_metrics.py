@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,6 +107,19 @@ def test_one_series_a_job_and_a_bound_on_them() -> None:
     assert len(shares) == MAX_JOBS
     assert ("transom_job_goodput_ratio", f"job={MAX_JOBS + 499}") in shares
     assert not [key for key in read(metrics) if key[0] == "transom_job_goodput_ratio"], "ended jobs leave no series"
+
+
+def test_how_often_storage_gets_a_step_where_that_is_chosen() -> None:
+    from test_ops_notify import view
+
+    job = view(JobState.RUNNING)
+    stages = [{"stage": "memory", "step": 9}, {"stage": "storage", "step": 8, "every": 64}]
+    chosen = replace(job, job=replace(job.job, data={"stages": stages}))
+    found = read(Metrics(lambda: NOW), {3: job, 4: chosen})
+    assert found[("transom_job_checkpoint_step", "job=4", "stage=storage")] == 8
+    assert {key: value for key, value in found.items() if key[0] == "transom_job_storage_every_steps"} == {
+        ("transom_job_storage_every_steps", "job=4"): 64
+    }
 
 
 async def test_a_failure_and_its_recovery() -> None:

@@ -186,6 +186,7 @@ def _read_stage(data: Mapping[str, Any]) -> dict[str, Any]:
         "step": checked.integer(data, "step"),
         "epoch": checked.integer(data, "epoch", checked.MAX_COUNT),
         "at": checked.seconds(data, "at"),
+        **({"every": checked.integer(data, "every")} if data.get("every") else {}),
     }
 
 

@@ -17,8 +17,11 @@ def newest(told: Iterable[Json], world_size: int, copied: tuple[Step, float] | N
     ``told`` is what keepers say of each rank (``Tenant.status``). A stage that not every rank of ``world_size`` has
     reached in one epoch is left out: what some ranks have cannot be resumed from. ``at`` is when the last rank got
     there. ``copied``: the newest step of which every rank has a copy, as ranks leave out different ones, and when.
+    Where ranks choose by measure how often storage gets a step, it bears ``every``, the longest of their intervals.
     """
+    told = list(told)
     by_rank = {one["rank"]: one.get("stages") or {} for one in told}
+    every = max((int(one.get("every") or 0) for one in told), default=0)
     found = []
     for stage in Stage:
         if stage is Stage.REPLICA:
@@ -33,6 +36,8 @@ def newest(told: Iterable[Json], world_size: int, copied: tuple[Step, float] | N
         found.append(
             {"stage": stage.value, **last, "at": max(one["at"] for one in there if one["step"] == last["step"])}
         )
+        if stage is Stage.STORAGE and every:
+            found[-1]["every"] = every
     return found
 
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from transomd.tce import restore
 from transomd.tce.environment import at_least, from_environment, place
@@ -21,6 +21,7 @@ from transomd.tce.memory.ledger import NoRoom
 from transomd.tce.memory.link import Link, call
 from transomd.tce.memory.tier import MemoryTier, Policy, policy_of
 from transomd.tce.persist import Writer
+from transomd.tce.schedule import every_of
 from transomd.tce.start import begin
 from transomd.tce.store import Store
 
@@ -49,7 +50,7 @@ class CheckpointEngine:
     its own (None: unless TRANSOM_CHECKPOINT_MEMORY is ``off``). ``when_full`` says what a save does when storage is
     slower than the saves: ``latest`` takes the place of the oldest that waits, ``wait`` waits for storage.
     ``storage_every``: with the memory tier, only the steps that it divides are written to storage, and the newest when
-    the program ends.
+    the program ends; ``auto``: as often as it is worth it, by measure.
     """
 
     def __init__(
@@ -65,13 +66,14 @@ class CheckpointEngine:
         strict: bool = False,
         memory: bool | None = None,
         when_full: Policy = "latest",
-        storage_every: int = 1,
+        storage_every: int | Literal["auto"] = 1,
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
         self.rank, self.world_size = place(rank, world_size)
         self.keep = at_least(keep, 1, "keep")
         self.resume_step = None if resume_step is None else at_least(resume_step, 0, "resume_step")
         self.strict = strict
+        every = every_of(storage_every)
         self.resumed_from = ""
         self._saved = self._failures = 0
         self._all_replicated = replicated is True
@@ -84,7 +86,6 @@ class CheckpointEngine:
                 link.close()
             raise
         self._writer = Writer(self.directory, self.rank, self.world_size, self.epoch)
-        every = at_least(storage_every, 1, "storage_every")
         self._store = Store(self._writer, self._token, self.keep, every)
         self._completion = self._store.completion
         self._memory = MemoryTier(self._store, when_full, link) if self._in_memory else None

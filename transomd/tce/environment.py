@@ -40,7 +40,7 @@ def from_environment(environ: Mapping[str, str], overrides: Mapping[str, Any]) -
         "epoch": whole_number(environ, "TRANSOM_EPOCH"),
         "resume_step": whole_number(environ, "TRANSOM_RESUME_STEP"),
         "keep": whole_number(environ, "TRANSOM_CHECKPOINT_KEEP"),
-        "storage_every": whole_number(environ, "TRANSOM_CHECKPOINT_STORAGE_EVERY"),
+        "storage_every": _number_or_auto(environ, "TRANSOM_CHECKPOINT_STORAGE_EVERY"),
     }
     found: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
     for name in ("RANK", "WORLD_SIZE"):
@@ -50,6 +50,10 @@ def from_environment(environ: Mapping[str, str], overrides: Mapping[str, Any]) -
                 hint=f"transom's launcher and torchrun set {name}; outside of transom unset TRANSOM_EPOCH",
             )
     return {"directory": environ.get("TRANSOM_CHECKPOINT_DIR"), **found}
+
+
+def _number_or_auto(environ: Mapping[str, str], name: str) -> int | str | None:
+    return "auto" if environ.get(name, "").strip() == "auto" else whole_number(environ, name)
 
 
 def whole_number(environ: Mapping[str, str], name: str) -> int | None:

@@ -23,7 +23,7 @@ log = logging.getLogger("transom.tce")
 class Store:
     """One rank's end of the checkpoint directory. ``token`` tells a claim of its epoch from another program's.
 
-    ``every``: which steps are written to storage while memory holds them all: those that it divides.
+    ``every``: which steps are written to storage while memory holds them all (``schedule.every_of``).
     """
 
     def __init__(self, writer: Writer, token: str, keep: int, every: int = 1) -> None:

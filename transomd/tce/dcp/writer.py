@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -32,6 +32,7 @@ from transomd.tce.manifest import MANIFEST, TensorRecord, step_folder
 from transomd.tce.memory.budget import switched_off
 from transomd.tce.memory.ledger import NoRoom
 from transomd.tce.memory.tier import Policy, policy_of
+from transomd.tce.schedule import every_of
 
 log = logging.getLogger("transom.tce")
 _SHARE = "transom: the share of a rank"
@@ -60,7 +61,7 @@ class TransomStorageWriter(StorageWriter):
         keep: int | None = None,
         memory: bool | None = None,
         when_full: Policy = "latest",
-        storage_every: int = 1,
+        storage_every: int | Literal["auto"] = 1,
     ) -> None:
         super().__init__()
         self.directory = Path(os.path.abspath(directory))
@@ -68,7 +69,7 @@ class TransomStorageWriter(StorageWriter):
         self.keep = None if keep is None else at_least(keep, 1, "keep")
         self.handle: SaveHandle | None = None
         token = commit.TOKEN if self.epoch is None else ""
-        every = at_least(storage_every, 1, "storage_every")
+        every = every_of(storage_every)
         self._terms = Terms(self.directory, self.keep or _ALL, every, policy_of(when_full), token)
         self._memory = memory is True or (memory is None and not switched_off(os.environ))
         self._pid = os.getpid()

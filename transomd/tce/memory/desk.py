@@ -136,6 +136,8 @@ class Desk:
         elif asked == "release":
             self._release(guest)
         elif asked == "staged":
+            if guest.owns:
+                self._tenant(guest).choose(message.get("due", ()), int(message.get("every", 0)))
             self._tenant(guest).ring(int(message["skipped"]))
         elif asked == "quarantine":
             self._quarantine(guest, message)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from transomd.tce.errors import CheckpointError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.wire import Message
+from transomd.tce.schedule import Auto, Fixed
 
 log = logging.getLogger("transom.tce")
 _UNCOPIED = 64
@@ -21,18 +23,18 @@ class NoRoom(CheckpointError):
 class Ledger:
     """The handles of steps that are not in storage yet, and counts of those that are or never will be.
 
-    ``every``: storage gets the steps that it divides, and ``resumed`` (-1: none). ``no_partner``: why no other
-    node holds copies, '' if one does.
+    Storage gets the steps of the ``schedule``, and ``resumed`` (-1: none). ``no_partner``: why no other node holds
+    copies, '' if one does.
     """
 
-    def __init__(self, epoch: int, every: int) -> None:
+    def __init__(self, epoch: int, schedule: Fixed | Auto) -> None:
         self.handles: dict[int, SaveHandle] = {}
         self.unwritten: set[int] = set()
         self.written = self.failed = self.skipped = 0
         self.problem = self.no_partner = ""
         self.resumed = -1
         self._epoch = epoch
-        self._every = every
+        self.schedule = schedule
         self._uncopied: dict[int, SaveHandle] = {}
 
     def add(self, handle: SaveHandle) -> None:
@@ -48,12 +50,16 @@ class Ledger:
             self.handles[handle.step] = handle
             self.unwritten.add(handle.step)
         else:
-            which = f"storage gets the steps that {self._every} divides, and the newest when the program ends"
+            which = f"storage gets {self.schedule.rule}, and the newest when the program ends"
             handle.never["storage"] = f"it stays in memory; {which}"
 
     def due(self, step: int) -> bool:
         """Whether storage is to get this step while the program goes on."""
-        return step % self._every == 0 or step == self.resumed
+        return self.schedule.due(step) or step == self.resumed
+
+    def staged(self) -> dict[str, Any]:
+        """What the keeper is told when something was staged."""
+        return {"skipped": self.skipped, **self.schedule.told()}
 
     def hear(self, told: Message) -> None:
         """Take in a piece of the keeper's news."""
@@ -69,6 +75,8 @@ class Ledger:
             self.unwritten.discard(step)
             self.problem = ""
         elif kind == "complete":
+            if "took" in told:  # a keeper of an earlier version, which outlives an upgrade, does not say
+                self.schedule.took(float(told["took"]))
             self.complete(step)
         elif kind == "replicated":
             self._copied(step)

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Table, decode, images
 from transomd.tce.persist import Writer
 from transomd.tce.rate import Cap
+from transomd.tce.schedule import CHOSEN
 from transomd.tce.store import Store
 
 log = logging.getLogger("transom.tce.keeper")
@@ -43,7 +44,7 @@ STUCK_S = 5.0
 
 @dataclass(frozen=True)
 class Owner:
-    """The start of the program whose saves the arenas hold."""
+    """The start of the program whose saves the arenas hold; ``every`` as of ``schedule.every_of``."""
 
     world_size: int
     epoch: int
@@ -76,13 +77,15 @@ class Tenant:
         self.problem_at = 0.0
         self.newest: dict[str, tuple[int, int, float]] = {}
         self.skipped = 0
+        self.every = 0
+        self._chosen: frozenset[int] = frozenset()
         self._pins = Pins()
         self._tell = tell
         self._cap = cap
         self._owner: Owner | None = None
         self._gone_at: float | None = time.monotonic()
         self._stores: dict[int, Store] = {}
-        self._handles: dict[int, tuple[int, SaveHandle]] = {}
+        self._handles: dict[int, tuple[int, SaveHandle, float]] = {}
         self._bad: set[tuple[int, int]] = set()
         self._others: frozenset[tuple[int, int]] = frozenset()
         self._writing: tuple[int, float] | None = None
@@ -101,10 +104,16 @@ class Tenant:
 
     def take_over(self, owner: Owner) -> None:
         """A program is there, and writes as ``owner``."""
+        if self._owner is None or self._owner.epoch != owner.epoch:
+            self.choose((), 0)
         self._owner, self._gone_at = owner, None
         self._stay_until, self._fenced, self._visited = 0.0, False, False
         self._store(owner.epoch, owner.world_size)
         self.ring()
+
+    def choose(self, steps: Iterable[int], every: int) -> None:
+        """Of what the program has saved lately, storage is to get these steps; ``every`` tells people how often."""
+        self._chosen, self.every = frozenset(map(int, steps)), every
 
     def abandon(self) -> None:
         """The program is gone: what is only in memory goes to storage."""
@@ -221,6 +230,7 @@ class Tenant:
             "stages": {stage: {"step": s, "epoch": e, "at": at} for stage, (s, e, at) in self.newest.items()},
             "bytes": self.bytes,
             "skipped": self.skipped,
+            "every": self.every,
             "problem": problem,
             "problem_since": since,
         }
@@ -281,11 +291,21 @@ class Tenant:
         open_ = [entry for entry in self.staged() if entry[0].settled(entry[1]) < entry[2].seq]
         if self._gone_at is not None:
             return open_
-        return [e for e in open_ if self._due(e[2]) and (e[2].seq > self._last_written or self._begun(e[2]))]
+        return [e for e in open_ if self._wanted(e[2]) and (e[2].seq > self._last_written or self._begun(e[2]))]
+
+    def _wanted(self, state: SlotState) -> bool:
+        """Whether it is due, or another rank, which chose by its own measures, has begun it."""
+        owner = self._owner
+        chosen = owner is not None and owner.every == CHOSEN and owner.epoch == state.epoch
+        return self._due(state) or (chosen and self._begun(state))
 
     def _due(self, state: SlotState) -> bool:
         """Whether storage is to get this step while the program is there."""
-        return self._owner is None or state.step % self._owner.every == 0 or state.step == self.resumed_step
+        if self._owner is None or state.step == self.resumed_step:
+            return True
+        if self._owner.every == CHOSEN:
+            return state.epoch == self._owner.epoch and state.step in self._chosen
+        return state.step % self._owner.every == 0
 
     def _begun(self, state: SlotState) -> bool:
         """Whether another rank writes this step, so that it is complete only if this rank does, too."""
@@ -359,7 +379,8 @@ class Tenant:
         self._pause, self._moved_at = FIRST_LOOK_S, time.monotonic()
         step = state.step
         handle = SaveHandle(step, lambda: store.completion.progress(step))
-        self._handles[step] = (state.epoch, handle)
+        begun = self._writing[1] if self._writing else time.monotonic()
+        self._handles[step] = (state.epoch, handle, begun)
         self._tell(self, {"t": "written", "step": step, "epoch": state.epoch})
         store.completion.add(handle)
 
@@ -398,18 +419,18 @@ class Tenant:
         for store in self._stores.values():
             store.completion.settle()
         self._pause = min(2 * self._pause, LAST_LOOK_S)
-        for step, (epoch, handle) in list(self._handles.items()):
+        for step, (epoch, handle, begun) in list(self._handles.items()):
             if handle.reached:
-                self._complete(step, epoch)
+                self._complete(step, epoch, begun)
             elif handle.error is not None:
                 del self._handles[step]
                 self._tell_failed(step, epoch, handle.error)
 
-    def _complete(self, step: int, epoch: int) -> None:
+    def _complete(self, step: int, epoch: int, begun: float) -> None:
         del self._handles[step]
         self.newest["storage"] = (step, epoch, time.time())
         self._pause, self._moved_at = FIRST_LOOK_S, time.monotonic()
-        self._tell(self, {"t": "complete", "step": step, "epoch": epoch})
+        self._tell(self, {"t": "complete", "step": step, "epoch": epoch, "took": time.monotonic() - begun})
         for arena, slot, state in self.staged():
             if (state.epoch, state.step) < (epoch, step) and arena.settled(slot) < state.seq:
                 arena.settle(slot, state.seq)

@@ -25,6 +25,7 @@ from transomd.tce.memory.link import Link, call
 from transomd.tce.memory.recall import Recall
 from transomd.tce.memory.slots import STAGED, WRITING, SlotState
 from transomd.tce.memory.table import Table, encode
+from transomd.tce.schedule import schedule_of
 from transomd.tce.store import Store
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class MemoryTier:
 
     def __init__(self, store: Store, policy: Policy, link: Link | None) -> None:
         self.reason = ""
-        self.ledger = Ledger(store.writer.epoch, store.every)
+        self.ledger = Ledger(store.writer.epoch, schedule_of(store.every))
         self._store = store
         self._policy = policy
         self._link = link
@@ -109,6 +110,7 @@ class MemoryTier:
         Raises OSError, MemoryError, or NoRoom if the step is skipped.
         """
         with self._lock:
+            self.ledger.schedule.saves(step)
             arena = self._arena_for(table.end + room + len(encode(table)))
             opened = Opened(arena, self._slot(arena, step))
             self._opened = [*self._opened, opened]
@@ -117,6 +119,7 @@ class MemoryTier:
     def publish(self, opened: Opened, step: int, table: Table, handle: SaveHandle) -> None:
         """Put in force what was copied. Raises OSError if the memory is not this rank's any more."""
         with self._lock:
+            self.ledger.schedule.saves(step)
             self.drop(opened)
             arena, slot = opened.arena, opened.slot
             if arena is not self._arena:
@@ -140,7 +143,7 @@ class MemoryTier:
 
     def _tell_staged(self) -> None:
         with contextlib.suppress(OSError):
-            self._tell("staged", skipped=self.ledger.skipped)
+            self._tell("staged", **self.ledger.staged())
 
     def _arena_for(self, size: int) -> Arena:
         """This rank's arena, with slots of at least ``size`` bytes. Raises OSError."""
@@ -310,7 +313,7 @@ class MemoryTier:
             if state.state == STAGED and (state.step, state.epoch) == (step, epoch) and not self._arena.used(slot):
                 self._seq += 1
                 self._arena.set_state(slot, replace(state, epoch=self._store.writer.epoch, seq=self._seq))
-                self._tell("staged", skipped=self.ledger.skipped)
+                self._tell("staged", **self.ledger.staged())
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
@@ -340,7 +343,7 @@ class MemoryTier:
         if self._arena is not None and os.getpid() == self._pid:
             self._attach()
             self._ask_for_arena(self._arena.slot_bytes)
-            self._tell("staged", skipped=self.ledger.skipped)
+            self._tell("staged", **self.ledger.staged())
 
     def _tell(self, op: str, **details: object) -> None:
         if self._link is not None:
