@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,23 @@ def schedule(engine: CheckpointEngine) -> Auto:
     found = engine._memory.ledger.schedule
     assert isinstance(found, Auto)
     return found
+
+
+def test_a_write_takes_until_the_last_rank_has_written(directory: Path) -> None:
+    """Else a rank that writes little would choose shorter windows than one that writes much."""
+    with nodes(directory.parent, 2) as found:
+        ranks = engines(directory, found, storage_every="auto")
+        (first,) = save(found[:1], ranks[:1], 1)
+        assert wait_for(lambda: not first.done() and ranks[0].saved == 1, 60)
+        written = time.monotonic()
+        assert not wait_for(first.done, 0.5)
+        late = time.monotonic() - written
+        (second,) = save(found[1:], ranks[1:], 1)
+        for handle in (first, second):
+            handle.wait(timeout=60)
+        assert schedule(ranks[0])._costs[0] > late >= 0.5
+        for engine in ranks:
+            engine.close(0)
 
 
 def test_a_rank_with_longer_windows_joins_what_another_has_begun(directory: Path) -> None:
