@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -13,8 +14,12 @@ from tce_nodes import nodes, on, pair
 
 from transomd.launch.agreeing import MARGIN_S, Pace, told_by
 from transomd.tce import CheckpointEngine
+from transomd.tce.memory.arena import Arena, staged
 from transomd.tce.memory.slots import EMPTY, STAGED, WRITING, SlotState
+from transomd.tce.memory.tenant import Tenant
+from transomd.tce.replicate import sender
 from transomd.tce.replicate.agreement import Step, Told, agree, missed, writable
+from transomd.tce.replicate.sender import Sender
 
 
 def told(keeps: set[Step], **copies: set[Step]) -> Told:
@@ -190,3 +195,36 @@ def test_a_keeper_gives_up_no_copy_that_it_was_told_to_keep(directory: Path) -> 
         said = told_by(n2.status(), str(directory))
         assert (said.keeps, said.copies[0]) == ({(1, 2)}, {(1, 2), (1, 3)})
         engine.close(0)
+
+
+class OneRank:
+    """Stands for a tenant with whole, digested steps in its slots."""
+
+    quiet_for = 0.0
+
+    def __init__(self, *steps: int) -> None:
+        self.arena = Arena.create(4, 4096, "one-rank")
+        for slot, step in enumerate(steps):
+            self.arena.set_state(slot, SlotState(STAGED, step, step, 1))
+
+    def staged(self) -> list[tuple[Arena, int, SlotState]]:
+        return staged([self.arena])
+
+    def digested(self, entry: tuple[Arena, int, SlotState]) -> bool:
+        return True
+
+
+def chosen(copier: Sender, rank: OneRank) -> int | None:
+    found = copier._choose(cast(Tenant, rank), ("there", 0))
+    return None if found is None else found[2].step
+
+
+def test_each_rank_goes_on_by_itself_where_no_word_comes_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, copier = OneRank(4, 5, 6), Sender("", tuple, {})
+    copier.aim_at((1, 5))
+    assert chosen(copier, rank) == 5, "the first from the aim on"
+    copier._sent["there", 0] = (1, 5, 5)
+    assert chosen(copier, rank) is None, "the next aim is waited for"
+    monkeypatch.setattr(sender, "WORD_S", 0.0)
+    assert chosen(copier, rank) == 6
+    rank.arena.close()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transomd.launch.agents import Agents
+from transomd.launch.folder import CheckpointFolder
 from transomd.tce.replicate.agreement import Step, Told, agree, missed
 
 log = logging.getLogger("transom.launcher")
@@ -30,10 +31,10 @@ class Agreement:
     ``newest`` is the newest step of which every rank has a copy, and when that was first so (Unix seconds).
     """
 
-    def __init__(self, agents: Agents, directory: str, world_size: int) -> None:
+    def __init__(self, agents: Agents, folder: CheckpointFolder, world_size: int) -> None:
         self.newest: tuple[Step, float] | None = None
         self._agents = agents
-        self._directory = directory
+        self._folder = folder
         self._world_size = world_size
         self._anchor: Step | None = None
         self._aim: Step | None = None
@@ -55,12 +56,15 @@ class Agreement:
     async def _look_again(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # without agreement the copies go on, each rank's by themselves
+                log.exception("which copies to keep could not be agreed on")
 
     async def look(self) -> None:
         """Decide once, and tell the nodes that do not keep what they are to."""
         heard = self._agents.hub.copies(self._agents.alive())
-        told = {node: told_by(said, self._directory) for node, said in heard.items()}
+        told = {node: told_by(said, self._folder.real) for node, said in heard.items()}
         if self._anchor is None:
             # Another launcher may have begun it; what was kept first is what all have.
             self._anchor = min((step for one in told.values() for step in one.keeps), default=None)

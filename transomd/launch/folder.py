@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 
 from transomd.api.wire import MAX_CHECKPOINTS
 from transomd.launch.aside import Aside
@@ -19,11 +20,13 @@ class CheckpointFolder:
     """What was found at the last look that succeeded.
 
     ``newest`` is the newest whole checkpoint's step, epoch and time; ``listed`` has step and epoch of as many of them
-    as a report may carry, newest first; ``newest_epoch`` counts also what is not whole.
+    as a report may carry, newest first; ``newest_epoch`` counts also what is not whole. ``real`` is the folder as
+    keepers call it, without links on the way.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.real = os.path.abspath(path)
         self.newest: tuple[int, int, float] | None = None
         self.listed: list[list[int]] = []
         self.newest_epoch = 0
@@ -46,6 +49,7 @@ class CheckpointFolder:
         try:
             found = await self._store.ask(newest_epoch, self.path)
             self.newest_epoch = found or 0
+            self.real = await self._store.ask(os.path.realpath, self.path)
         except (OSError, asyncio.TimeoutError) as error:
             _unreadable(error)
 

@@ -180,7 +180,7 @@ class Launcher:
         )
 
     def _stages(self) -> dict[str, Any]:
-        nodes, folder = self.course.nodes, os.path.abspath(self.folder.path)
+        nodes, folder = self.course.nodes, self.folder.real
         heard = self.agents.hub.checkpoints(nodes)
         told = {n: [r for r in ranks if r["directory"] == folder] for n, ranks in heard.items()}
         ranks = [rank for each in told.values() for rank in each]

@@ -50,7 +50,7 @@ class Runs:
         self._course = course
         self._program: Program | None = None
         self._pairing: Pairing | None = None
-        self.agreement = Agreement(agents, os.path.abspath(folder.path), spec.nodes * spec.tasks_per_node)
+        self.agreement = Agreement(agents, folder, spec.nodes * spec.tasks_per_node)
         self._logs: LogWatch | None = None
         self._bad_exit_at: float | None = None
         self._bad_exit_seen = 0.0

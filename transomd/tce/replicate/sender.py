@@ -25,6 +25,8 @@ LOOK_S = 2.0
 """How often it is seen whether the partner's keeper is still there: what a new one lacks is copied again."""
 QUIET_S = 1.5
 """After so long without a save the newest is copied, too: the program may be waiting for it."""
+WORD_S = 120.0
+"""How long who has reached the aim is left without a new one before it goes on by itself: the launcher may be gone."""
 INSIST_S = 10.0
 """How long it is left to the partner to have it by itself."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
@@ -44,6 +46,8 @@ class Sender:
         self._tenants = tenants
         self._begun = begun
         self._aim: Step | None = None
+        self._aimed_at = 0.0
+        self._done_at = 0.0
         self._partner: Address | None = None
         self._peer: Peer | None = None
         self._peer_of: Address | None = None
@@ -73,7 +77,7 @@ class Sender:
     def aim_at(self, step: Step | None) -> None:
         """Copy of each rank the first step that is saved from there on, and then none until told anew (None: any)."""
         if step != self._aim:
-            self._aim = step
+            self._aim, self._aimed_at = step, time.monotonic()
             self.ring()
 
     def ring(self) -> None:
@@ -149,8 +153,11 @@ class Sender:
         if aim is not None and aim[0] == max((entry[2].epoch for entry in ready), default=-1):
             if tenant.quiet_for > QUIET_S:
                 return max(ready, key=lambda entry: entry[2].order, default=None)
-            due = [entry for entry in ready if (entry[2].epoch, entry[2].step) >= aim]
-            return None if last[:2] >= aim else min(due, key=lambda entry: entry[2].order, default=None)
+            if last[:2] < aim:
+                due = [entry for entry in ready if (entry[2].epoch, entry[2].step) >= aim]
+                return min(due, key=lambda entry: entry[2].order, default=None)
+            if time.monotonic() - max(self._aimed_at, self._done_at) < WORD_S:
+                return None
         begun = self._begun.get(key[0])
         return max(ready, key=lambda entry: _rank_of(entry[2], begun), default=None)
 
@@ -177,7 +184,7 @@ class Sender:
         if partner != self._partner:
             return
         if result == transfer.DONE:
-            self._sent[key] = state.order
+            self._sent[key], self._done_at = state.order, time.monotonic()
             for there in (self._put_off, self._refusals, self._pauses):
                 there.pop(key, None)
             self.problem = ""
