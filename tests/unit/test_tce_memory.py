@@ -23,6 +23,7 @@ from tce_keepers import keeper_of, keepers, own_place, wait_for
 from transomd.tce import CheckpointEngine, CheckpointError, restore
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.epochs import claim_epoch
+from transomd.tce.memory.arena import Arena, staged
 from transomd.tce.memory.link import connect
 from transomd.tce.memory.place import own_socket
 
@@ -416,23 +417,46 @@ def test_what_only_memory_holds_is_stored_by_the_start_that_resumed_from_it(dire
     engine.close()
 
 
-def test_nothing_waits_for_a_later_start_once_it_has_come(directory: Path, stalled: list[int]) -> None:
-    code = """
-        from tce_keepers import keeper_of
-        engine.save(1, state_of(1)).wait(timeout=30)
-        os.kill(keeper_of(engine.directory), signal.SIGSTOP)
-        engine.save(2, state_of(2))
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    assert killed(program(code, directory, epoch=1))
+FENCED = """
+    from tce_keepers import keeper_of
+    engine.save(1, state_of(1)).wait(timeout=30)
+    os.kill(keeper_of(engine.directory), signal.SIGSTOP)
+    engine.save(2, state_of(2))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def only_in_memory(directory: Path, stalled: list[int]) -> CheckpointEngine:
+    """A start that finds step 2 in the memory of its node alone: storage got none of an epoch that was fenced."""
+    assert killed(program(FENCED, directory, epoch=1))
     stalled.append(keeper_of(directory))
     claim_epoch(directory, 2)
     os.kill(stalled[0], signal.SIGCONT)
     assert wait_for(lambda: "epoch" in status_of(directory)["problem"]), "storage got a step of a fenced epoch"
-    engine = CheckpointEngine(directory, epoch=3)
+    return CheckpointEngine(directory, epoch=3)
+
+
+def test_nothing_waits_for_a_later_start_once_it_has_come(directory: Path, stalled: list[int]) -> None:
+    engine = only_in_memory(directory, stalled)
     assert engine.load(state_of(0)) == 2
     engine.close()
     assert wait_for(lambda: not keepers(directory.parent))
+
+
+def test_a_step_that_another_rank_reads_is_stored_by_the_start_that_resumed_from_it(
+    directory: Path, stalled: list[int]
+) -> None:
+    engine = only_in_memory(directory, stalled)
+    folder = Path(f"/proc/{stalled[0]}/fd")
+    path, *_ = [link for link in folder.iterdir() if os.readlink(link).startswith("/memfd:transom:rank-0")]
+    arena = Arena(os.open(path, os.O_RDWR))
+    _, slot, state = next(staged([arena]))
+    assert arena.acquire(slot, state.seq)
+    assert engine.load(state_of(0)) == 2
+    assert wait_for(lambda: complete(directory)[-1] == 2)
+    arena.release(slot)
+    arena.close()
+    engine.close()
 
 
 def test_two_ranks_hold_what_is_replicated_once_a_node(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

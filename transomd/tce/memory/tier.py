@@ -306,11 +306,14 @@ class MemoryTier:
             self._tell("resumed", folder=str(folder), step=-1)
 
     def _adopt(self, step: int, epoch: int) -> None:
-        """Make what an earlier start staged this one's own: under its old epoch nobody may write it any more."""
+        """Make what an earlier start staged this one's own: under its old epoch nobody may write it any more.
+
+        Whoever reads it at the moment (another rank that loads, the keeper) may go on: its bytes do not change.
+        """
         self._ask_for_arena(1)
         assert self._arena is not None
         for slot, state in enumerate(self._arena.states()):
-            if state.state == STAGED and (state.step, state.epoch) == (step, epoch) and not self._arena.used(slot):
+            if state.state == STAGED and (state.step, state.epoch) == (step, epoch):
                 self._seq += 1
                 self._arena.set_state(slot, replace(state, epoch=self._store.writer.epoch, seq=self._seq))
                 self._tell("staged", **self.ledger.staged())
