@@ -59,14 +59,21 @@ def _end(stack: list[Sandbox]) -> None:
 
 
 @pytest.fixture(scope="session")
-def sandbox() -> Iterator[Sandbox]:
-    """A real Slurm with 4 nodes for the whole run. Leave it as you found it: ``sandbox.reset()`` does that."""
+def one_sandbox() -> Iterator[Sandbox]:
+    """A real Slurm with 4 nodes for the whole run."""
     require_cluster()
     stack: list[Sandbox] = []
     try:
         yield _factory(stack)(4)
     finally:
         _end(stack)
+
+
+@pytest.fixture(scope="module")
+def sandbox(one_sandbox: Sandbox) -> Sandbox:
+    """That Slurm, as new for each module, whatever another one has left; within one ``sandbox.reset()`` does it."""
+    one_sandbox.reset()
+    return one_sandbox
 
 
 @pytest.fixture(scope="module")
