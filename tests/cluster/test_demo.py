@@ -17,7 +17,7 @@ from transom_slurm.sandbox.scripts import TAG
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 DEMO = Path(__file__).parents[2] / "scripts" / "demo.py"
-SMALL = ("--steps", "36", "--every", "8", "--step-time", "0.3")
+SMALL = ("--steps", "40", "--every", "13", "--step-time", "0.5")
 
 
 class Demo:
@@ -92,7 +92,7 @@ def test_the_demo_proves_what_it_promises_and_leaves_nothing(start: Callable[...
     assert summary["passed"], demo.said()
     assert summary["clean"]
     assert all(summary["checks"].values())
-    assert (summary["proof"]["steps"], summary["proof"]["equal"]) == (36, 36)
+    assert (summary["proof"]["steps"], summary["proof"]["equal"]) == (40, 40)
     moments = summary["timeline_s"]
     order = [moments[name] for name in ("fault", "detected", "diagnosed", "restarted", "first step", "first new step")]
     assert order == sorted(order)
@@ -101,7 +101,7 @@ def test_the_demo_proves_what_it_promises_and_leaves_nothing(start: Callable[...
     assert sum(parts) == pytest.approx(summary["goodput"]["wall_s"])
     assert 0 < summary["goodput"]["share"] < 1
     said = demo.said()
-    for word in ("POWER CUT", "36 of 36 losses are equal, bit for bit", "transom status tinylm", "Cleaned up"):
+    for word in ("POWER CUT", "40 of 40 losses are equal, bit for bit", "transom status tinylm", "Cleaned up"):
         assert word in said
     assert "\x1b" not in said
     assert demo.left() == []

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from health_sshd import Sshd, keygen, open_directory
 
+from transomd.health import ssh
 from transomd.health.ssh import SshFailure, SshPool, command_line
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="logs in as root and runs commands as other users")
@@ -273,12 +274,23 @@ async def test_a_client_key_that_cannot_be_used(sshd: Sshd, tmp_path: Path, cont
     assert caught.value.kind in ("auth", "other")
 
 
-async def test_no_more_sessions_costs_the_others_nothing(tmp_path: Path) -> None:
+async def test_a_session_that_is_refused_is_asked_for_again(tmp_path: Path) -> None:
+    """sshd counts a session until it has seen its end."""
     node = Sshd(tmp_path)
     node.extra = "MaxSessions 2\n"
     with node:
         async with SshPool(node.settings()) as pool:
-            wanted = (pool.run("n1", ["sleep", "0.5"], timeout=10) for _ in range(4))
+            results = await asyncio.gather(*(pool.run("n1", ["sleep", "0.3"], timeout=10) for _ in range(4)))
+    assert [result.rc for result in results] == [0] * 4
+
+
+async def test_no_more_sessions_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "_SESSION_S", 0.3)
+    node = Sshd(tmp_path)
+    node.extra = "MaxSessions 2\n"
+    with node:
+        async with SshPool(node.settings()) as pool:
+            wanted = (pool.run("n1", ["sleep", "2"], timeout=10) for _ in range(4))
             results = await asyncio.gather(*wanted, return_exceptions=True)
     assert sum(not isinstance(result, Exception) for result in results) == 2
     refused = [result for result in results if isinstance(result, SshFailure)]

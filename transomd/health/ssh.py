@@ -33,6 +33,8 @@ _KEEPALIVE = 5.0
 _MARK = 64
 _SESSIONS = 8
 """Sessions at once on one connection; sshd's MaxSessions is 10 unless a site lowers it."""
+_SESSION_S, _AGAIN_S = 2.0, 0.05
+"""How long a session that sshd refuses is asked for again: what has ended here may not have ended there yet."""
 
 _Process = asyncssh.SSHClientProcess[bytes]
 
@@ -301,9 +303,17 @@ class SshPool:
             raise self._failure(node, exc) from exc
 
     async def _open(self, connection: asyncssh.SSHClientConnection, line: str) -> _Running:
-        opening = connection.create_process(line, encoding=None)
-        process = await asyncio.wait_for(opening, self._settings.connect_timeout)
-        return _Running(connection, process, self._settings.output_limit)
+        end = time.monotonic() + min(_SESSION_S, self._settings.connect_timeout)
+        while True:
+            opening = connection.create_process(line, encoding=None)
+            try:
+                process = await asyncio.wait_for(opening, self._settings.connect_timeout)
+            except asyncssh.ChannelOpenError:
+                if connection.is_closed() or time.monotonic() > end:
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return _Running(connection, process, self._settings.output_limit)
 
     async def _connect(self, node: str, held: _Node) -> asyncssh.SSHClientConnection:
         async with held.connecting:

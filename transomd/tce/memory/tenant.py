@@ -352,8 +352,7 @@ class Tenant:
         try:
             store.put(state.step, stored)
         except CheckpointError as error:
-            self._fenced = self._fenced or isinstance(error, FencedError)
-            self._stay_if_fenced()
+            self._note_fenced(error)
             self._failed(entry, error)
         except (OSError, MemoryError) as error:
             self._try_again(entry, store, store.told(state.step, error, sum(part.bytes for part in stored)))
@@ -403,6 +402,13 @@ class Tenant:
     def _trouble(self, told: str) -> None:
         self.problem, self.problem_at = told, self.problem_at or time.time()
 
+    def _note_fenced(self, error: CheckpointError) -> None:
+        """A newer start has begun, before the write of a step or between it and its completion."""
+        if isinstance(error, FencedError):
+            self._fenced = True
+            self._trouble(str(error))
+            self._stay_if_fenced()
+
     def _failed(self, entry: Entry, error: CheckpointError) -> None:
         arena, slot, state = entry
         arena.settle(slot, state.seq)
@@ -423,6 +429,7 @@ class Tenant:
             if handle.reached:
                 self._complete(step, epoch, begun)
             elif handle.error is not None:
+                self._note_fenced(handle.error)
                 del self._handles[step]
                 self._tell_failed(step, epoch, handle.error)
 
