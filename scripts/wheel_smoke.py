@@ -20,6 +20,9 @@ NAMES = {Path(package).name for package in PACKAGES}
 FOREIGN = ("cli", "slurm", "sql", "tests", "docs", "scripts")
 """Names that the wheel must never bring: folders of the checkout, and likely modules of somebody else."""
 
+SHARED = {"data/share/transom/transomd.service"}
+"""What the wheel puts beside the packages, below the environment's own folder."""
+
 OF_TRAINING = {"numpy", "torch"}
 """What the environment of a training program has of its own."""
 
@@ -84,8 +87,11 @@ def wanted_files() -> list[str]:
 def wrong_in_wheel(wheel: Path, wanted: list[str]) -> Iterator[str]:
     """Top-level names that do not belong there, and files of the packages that are missing."""
     inside = set(zipfile.ZipFile(wheel).namelist())
-    tops = {name.partition("/")[0] for name in inside}
+    shared = {name for name in inside if name.partition("/")[0].endswith(".data")}
+    tops = {name.partition("/")[0] for name in inside - shared}
     yield from (f"the wheel brings {top}" for top in sorted(tops - NAMES) if not top.endswith(".dist-info"))
+    brought = {name.partition("/")[2] for name in shared}
+    yield from (f"the wheel lacks or brings {name}" for name in sorted(brought ^ SHARED))
     yield from (f"the wheel lacks {name}" for name in wanted if name not in inside)
 
 
