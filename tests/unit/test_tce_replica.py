@@ -444,7 +444,9 @@ def test_a_new_partner_gets_the_copy_though_the_old_one_still_owes_an_answer(dir
         engine.save(1, state_of(1)).wait("replica", timeout=20)
         os.kill(n2.process.pid, signal.SIGSTOP)
         handle = engine.save(2, state_of(2))
-        time.sleep(5 * LOOK_S)
+        mine = arena_of(n1, 0, copy=False)
+        assert wait_for(lambda: any(s.step == 2 and mine.used(at) for at, s in enumerate(mine.states())), 20)
+        mine.close()
         pair([n1, n3], {"n1": "n3"}, epoch=2)
         handle.wait("replica", timeout=20)
         assert n3.copies()[0] == 2
