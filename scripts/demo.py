@@ -144,7 +144,7 @@ class Demo:
     def _cut_power(self, seen: Seen) -> None:
         """Cut the power of a training node that does not run the launcher, once other nodes have more than storage."""
         copied = max((each["step"] for each in seen.job.get("stages") or () if each["stage"] == "replica"), default=0)
-        early = seen.checkpoint < self.size.steps // 3 or seen.step < seen.checkpoint + self.size.every // 2
+        early = seen.checkpoint < self.size.steps // 4 or seen.step < seen.checkpoint + self.size.every // 2
         if seen.job.get("state") != "running" or early or copied <= seen.checkpoint:
             return
         host = (seen.detail.get("launcher") or {}).get("host")
@@ -254,7 +254,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="demo", description=(__doc__ or "").replace("``", "`"), formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=80, help="steps that the job trains (default 80)")
-    parser.add_argument("--every", type=int, default=10, help="steps between those that go to storage (default 10)")
+    parser.add_argument("--every", type=int, default=20, help="steps between those that go to storage (default 20)")
     parser.add_argument("--step-time", type=float, default=0.4, help="seconds that a step takes at least (default 0.4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found out to FILE")
     parser.add_argument("--keep", action="store_true", help="leave the sandbox and transomd running at the end")
