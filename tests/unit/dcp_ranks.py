@@ -9,6 +9,7 @@ import faulthandler
 import os
 import sys
 import traceback
+import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from transomd.tce.dcp import TransomStorageReader, TransomStorageWriter, load_newest
+from transomd.tce.dcp import TransomStorageReader, TransomStorageWriter, commit, load_newest
 
 # Rows: divided evenly by 4, unevenly, fewer than ranks (empty shards), none at all.
 ROWS = (8, 10, 2, 1, 0)
@@ -272,6 +273,7 @@ def run(what: str, rank: int, world: int, place: Path) -> int:
     # A rank whose peers are gone may wait for ever: tell where, and end.
     faulthandler.dump_traceback_later(220, exit=True)
     torch.set_num_threads(1)
+    commit.TOKEN = uuid.uuid4().hex  # as in a process that was not forked
     try:
         dist.init_process_group("gloo", init_method=f"file://{place}/{what}-{world}", rank=rank, world_size=world)
         globals()[what](place)

@@ -41,18 +41,21 @@ BEGUN: set[Path] = set()
 """Folders of saves that this process has begun and not completed: one may overtake another."""
 STAGED: set[Path] = set()
 """Folders of saves that this process has done with the memory tier."""
+CARRIED: set[Path] = set()
+"""Folders to which what this process has loaded is being brought: storage is to get them, whatever else it gets."""
 _claimed: dict[tuple[Path, str], int] = {}
 
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part in a save: who it is, and what it has written so far."""
+    """One rank's part in a save: who it is, what its epoch was claimed with, and what it has written so far."""
 
     step: int
     epoch: int
     rank: int
     world_size: int
     created: float
+    token: str = ""
     parts: tuple[Part, ...] = ()
     entry: RankEntry | None = None
 

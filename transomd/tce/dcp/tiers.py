@@ -32,7 +32,7 @@ _tiers: dict[tuple[Path, int], Tier] = {}
 
 @dataclass(frozen=True)
 class Terms:
-    """What a writer asks of the tier: see TransomStorageWriter; ``token`` tells a claim of its epoch from others'."""
+    """What a writer asks of the tier: see TransomStorageWriter; ``token``: what it claims its epoch with."""
 
     directory: Path
     keep: int
@@ -65,7 +65,8 @@ def tier_of(share: Share, terms: Terms) -> Tier:
             return before
         before.memory.close(AT_EXIT_S, leave=False)
     writer = Writer(terms.directory, share.rank, share.world_size, share.epoch)
-    memory = MemoryTier(Store(writer, terms.token, terms.keep, terms.every), terms.policy, None)
+    # Not this process's token: the claim is that of the coordinator.
+    memory = MemoryTier(Store(writer, share.token, terms.keep, terms.every), terms.policy, None)
     _tiers[key] = Tier(share, memory)
     return _tiers[key]
 

@@ -149,7 +149,7 @@ class TransomStorageWriter(StorageWriter):
             raise storage_error(f"step {step}: the epoch could not be claimed", error, self.directory, 4096) from error
         commit.begin(self.directory / step_folder(step, epoch), step, epoch, self._in_memory)
         return [
-            replace(plan, storage_data=Share(step, epoch, rank, len(plans), time.time()))
+            replace(plan, storage_data=Share(step, epoch, rank, len(plans), time.time(), self._terms.token))
             for rank, plan in enumerate(plans)
         ]
 
