@@ -23,13 +23,9 @@ from tce_keepers import keeper_of, keepers, own_place, wait_for
 from transomd.tce import CheckpointEngine, CheckpointError, restore
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.epochs import claim_epoch
-from transomd.tce.errors import FencedError
-from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.arena import Arena, staged
 from transomd.tce.memory.link import connect
 from transomd.tce.memory.place import own_socket
-from transomd.tce.memory.tenant import Tenant
-from transomd.tce.rate import Cap
 
 
 @pytest.fixture
@@ -445,21 +441,6 @@ def test_nothing_waits_for_a_later_start_once_it_has_come(directory: Path, stall
     assert engine.load(state_of(0)) == 2
     engine.close()
     assert wait_for(lambda: not keepers(directory.parent))
-
-
-def test_a_step_whose_completion_was_fenced_stays_for_a_later_start(directory: Path) -> None:
-    """The write was begun before the newer start, and its completion came after it."""
-    tenant = Tenant(directory, 0, lambda *_: None, lambda: None, Cap(0))
-    handle = SaveHandle(1, lambda: False)
-    handle.error = FencedError("epoch 1 is fenced")
-    tenant._handles[1] = (1, handle, 0.0)
-    tenant.abandon()
-    assert wait_for(lambda: tenant._handles == {})
-    assert not tenant.idle
-    assert tenant.status()["problem"] == "epoch 1 is fenced"
-    tenant.visited()
-    assert wait_for(lambda: tenant.idle)
-    tenant.close()
 
 
 def test_a_step_that_another_rank_reads_is_stored_by_the_start_that_resumed_from_it(

@@ -4,8 +4,8 @@ Ranks must store the same steps, and no save asks another rank. With ``auto`` ea
 measures, which differ a little. So it chooses a power of two, N, and storage gets the first step that is saved in each
 window of N steps. A window of 2N begins where one of N begins: what the rank with the longest windows stores, every
 rank stores, whenever each of them changes its mind. What a rank with shorter ones stores besides, the others join as
-long as they have it in memory (see ``Tenant``). It is windows and not multiples, because a program may save at steps
-that no such number divides.
+long as they have it in memory (see ``memory.due``). It is windows and not multiples, because a program may save at
+steps that no such number divides.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from pathlib import Path
 from transomd.tce.memory import budget
 from transomd.tce.memory.arena import Arena, rounded, whole_size
 from transomd.tce.memory.digests import Entry
-from transomd.tce.memory.tenant import SLOTS, Owner, Tenant
+from transomd.tce.memory.due import Owner
+from transomd.tce.memory.tenant import SLOTS, Tenant
 from transomd.tce.memory.wire import Line, Message
 from transomd.tce.rate import STORAGE, Cap
 from transomd.tce.replicate.copies import Copy
@@ -142,9 +143,7 @@ class Desk:
         elif asked == "quarantine":
             self._quarantine(guest, message)
         elif asked == "resumed":
-            tenant = self._tenant(guest)
-            tenant.resume_source, tenant.resumed_step = Path(message["folder"]), int(message["step"])
-            tenant.ring()
+            self._tenant(guest).resumed(Path(message["folder"]), int(message["step"]))
         elif asked in ("abroad", "fetch"):
             self.office.ask(line, message, _key(guest), guest.world_size)
         elif asked == "peers":

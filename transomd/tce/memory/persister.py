@@ -1,0 +1,318 @@
+"""Brings what one rank has staged to storage, in a thread of its own: a store that hangs holds up nothing else.
+
+There is no lock. ``orders`` is set by the keeper's control thread, everything else by the persister's own; only
+``complain`` is anybody's. What one thread reads of another's is replaced as a whole, never changed in place. What is
+written shows as ``unfinished`` before it stops to show as ``busy``: whoever asks in that order misses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transomd.tce.errors import CheckpointError, FencedError
+from transomd.tce.handle import SaveHandle
+from transomd.tce.image import PartImage
+from transomd.tce.memory.digests import Digester, Entry
+from transomd.tce.memory.due import Orders, Owner, Progress, Retry, due, following, wanted
+from transomd.tce.memory.slots import SlotState
+from transomd.tce.memory.table import Table, decode, images
+from transomd.tce.persist import Writer
+from transomd.tce.rate import Cap
+from transomd.tce.store import Store
+
+log = logging.getLogger("transom.tce.keeper")
+FIRST_LOOK_S, LAST_LOOK_S = 0.01, 1.0
+GIVE_UP_S = 600.0
+"""How long writing is tried again after the program has ended."""
+STUCK_S = 5.0
+"""How long one write may take before status calls the store slow."""
+
+
+class Reached(NamedTuple):
+    """The newest step that has reached a stage, and when it did (Unix seconds)."""
+
+    step: int
+    epoch: int
+    at: float
+
+
+class Trouble(NamedTuple):
+    """What is wrong, for people, and since when something is (Unix seconds)."""
+
+    told: str
+    since: float
+
+
+class Write(NamedTuple):
+    """A step that is being written, and when that began (monotonic)."""
+
+    step: int
+    begun: float
+
+
+class Unfinished(NamedTuple):
+    """A step that this rank has written and that is not known to be complete; when its write began (monotonic)."""
+
+    epoch: int
+    handle: SaveHandle
+    begun: float
+
+
+class Persister:
+    """Writes what is ``staged`` (every good slot, newest first) as ``orders`` say, and completes it with other ranks'.
+
+    ``tell`` passes a message on to the rank's program. ``cap`` bounds what is written while that is there.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        staged: Callable[[], list[Entry]],
+        digester: Digester,
+        tell: Callable[[dict[str, Any]], None],
+        cap: Cap,
+    ) -> None:
+        self.orders = Orders(gone_at=time.monotonic())
+        self.writing: Write | None = None
+        self.stored: Reached | None = None
+        self.skipped = 0
+        self.fenced_at = 0.0
+        """When a newer start last kept something from storage, by the monotonic clock (0: never)."""
+        self.moved_at = 0.0
+        """When something last came further, by the monotonic clock."""
+        self._directory = directory
+        self._rank = rank
+        self._staged = staged
+        self._digester = digester
+        self._tell = tell
+        self._cap = cap
+        self._trouble: Trouble | None = None
+        self._progress = Progress()
+        self._stores: dict[int, Store] = {}
+        self._unfinished: dict[int, Unfinished] = {}
+        self._retry = Retry()
+        self._look_s = FIRST_LOOK_S
+        self._bell, self._end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    # --- what other threads ask -----------------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """Something was staged, or the orders are new."""
+        self._bell.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to write, or that is being written."""
+        return self._bell.is_set() or self.writing is not None or bool(self._waiting())
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something that this rank has written is not known to be complete."""
+        return bool(self._unfinished)
+
+    def complain(self, told: str) -> None:
+        """Something is wrong, until a step is written again."""
+        before = self._trouble
+        self._trouble = Trouble(told, before.since if before else time.time())
+
+    def trouble(self, size: int) -> Trouble | None:
+        """What is wrong; that includes a write of ``size`` bytes that takes much longer than it has to."""
+        trouble, writing = self._trouble, self.writing
+        if trouble is not None or writing is None:
+            return trouble
+        took = time.monotonic() - writing.begun
+        if took <= STUCK_S + self._cap.seconds(size):
+            return None
+        return Trouble(f"writing step {writing.step} has taken {took:.0f} s so far", time.time() - took)
+
+    def close(self) -> None:
+        """End the thread; one that hangs in the store is left behind."""
+        self._end.set()
+        self._bell.set()
+        self._thread.join(1.0)
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            self._bell.wait(self._wait_s())
+            self._bell.clear()
+            try:
+                self._work()
+            except Exception as error:  # the thread must live; what is wrong stands in status
+                log.exception("rank %d of %s", self._rank, self._directory)
+                self.complain(f"{type(error).__name__}: {error}")
+                self._retry = self._retry.later(time.monotonic())
+
+    def _wait_s(self) -> float | None:
+        waits = []
+        if self._waiting():
+            waits.append(max(0.0, self._retry.at - time.monotonic()))
+        if self._unfinished:
+            waits.append(self._look_s)
+        return min(waits, default=None)
+
+    def _work(self) -> None:
+        owner = self.orders.owner
+        if owner is not None:
+            self._store(owner.epoch, owner.world_size)
+        entry = self._next() if time.monotonic() >= self._retry.at else None
+        if entry is not None:
+            arena, slot, state = entry
+            if arena.acquire(slot, state.seq):
+                try:
+                    self._write(entry)
+                finally:
+                    self.writing = None
+                    arena.release(slot)
+        self._settle()
+
+    def _waiting(self) -> list[Entry]:
+        """What is to be written, newest first."""
+        orders, progress = self.orders, self._progress
+        open_ = (entry for entry in self._staged() if entry[0].settled(entry[1]) < entry[2].seq)
+        return [entry for entry in open_ if wanted(entry[2], orders, progress)]
+
+    def _next(self) -> Entry | None:
+        with contextlib.suppress(OSError):
+            self._look_at_others()
+        waiting = self._waiting()
+        chosen = following([state for _, _, state in waiting], self.orders, self._progress)
+        return next((entry for entry in waiting if entry[2] is chosen), None)
+
+    def _look_at_others(self) -> None:
+        """Note which of the staged steps another rank has begun to write."""
+        found = set()
+        for _, _, state in self._staged():
+            store = self._stores.get(state.epoch)
+            if store is not None and store.writer.world_size > 1 and store.writer.folder(state.step).is_dir():
+                found.add((state.epoch, state.step))
+        self._progress = replace(self._progress, begun=frozenset(found))
+
+    def _store(self, epoch: int, world_size: int) -> Store:
+        """The store of an epoch; whose it is, the first look decides."""
+        orders, store = self.orders, self._stores.get(epoch)
+        if store is None:
+            owner = orders.owner or Owner(world_size, epoch, "", 1)
+            token = owner.token if owner.epoch == epoch else ""
+            store = Store(Writer(self._directory, self._rank, world_size, epoch), token, owner.keep)
+            self._stores[epoch] = store
+        store.completion.resume_source = orders.resume_source
+        return store
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def _write(self, entry: Entry) -> None:
+        arena, slot, state = entry
+        writing = self.writing = Write(state.step, time.monotonic())
+        try:
+            table = decode(arena.table(slot))
+        except ValueError as error:
+            self._failed(entry, CheckpointError(str(error)))
+            return
+        store = self._store(state.epoch, table.world_size)
+        stored = self._parts(entry, table)
+        try:
+            store.put(state.step, stored)
+        except CheckpointError as error:
+            self._note_fenced(error)
+            self._failed(entry, error)
+        except (OSError, MemoryError) as error:
+            self._try_again(entry, store, store.told(state.step, error, sum(part.bytes for part in stored)))
+        else:
+            self._written(entry, store, writing.begun)
+
+    def _parts(self, entry: Entry, table: Table) -> list[PartImage]:
+        """What storage gets of a slot, its bytes no faster than they may; when the program has ended, time is short."""
+        parts = self._digester.with_digests(entry, images(entry[0], entry[1], table))
+        slowly = (self._cap.through(part, lambda: self.orders.gone_at is not None) for part in parts)
+        return [part for part, place in zip(slowly, table.places, strict=True) if place.stored]
+
+    def _written(self, entry: Entry, store: Store, begun: float) -> None:
+        arena, slot, state = entry
+        arena.settle(slot, state.seq)
+        self._progress = replace(self._progress, written=max(state.seq, self._progress.written))
+        self._trouble, self._retry = None, Retry()
+        self._moved()
+        step = state.step
+        handle = SaveHandle(step, lambda: store.completion.progress(step))
+        self._unfinished[step] = Unfinished(state.epoch, handle, begun)
+        self._tell({"t": "written", "step": step, "epoch": state.epoch})
+        store.completion.add(handle)
+
+    def _try_again(self, entry: Entry, store: Store, error: CheckpointError) -> None:
+        state, gone_at = entry[2], self.orders.gone_at
+        if gone_at is not None and time.monotonic() - gone_at > GIVE_UP_S:
+            store.writer.fail(state.step, str(error))
+            self._failed(entry, error)
+            return
+        store.writer.take_back(state.step)
+        self.complain(str(error))
+        log.warning("%s; trying again in %.1f s", error, self._retry.pause_s)
+        self._tell({"t": "problem", "step": state.step, "epoch": state.epoch, "error": str(error), "hint": error.hint})
+        self._retry = self._retry.later(time.monotonic())
+
+    def _note_fenced(self, error: CheckpointError) -> None:
+        """A newer start has begun, before the write of a step or between it and its completion."""
+        if isinstance(error, FencedError):
+            self.complain(str(error))
+            self.fenced_at = time.monotonic()
+
+    def _failed(self, entry: Entry, error: CheckpointError) -> None:
+        arena, slot, state = entry
+        arena.settle(slot, state.seq)
+        self.complain(str(error))
+        log.warning("%s", error)
+        self._tell_failed(state.step, state.epoch, error)
+
+    def _tell_failed(self, step: int, epoch: int, error: CheckpointError) -> None:
+        self._tell({"t": "failed", "step": step, "epoch": epoch, "error": str(error), "hint": error.hint})
+
+    # --- completion -------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Complete what can be completed, and say so."""
+        for store in self._stores.values():
+            store.completion.settle()
+        self._look_s = min(2 * self._look_s, LAST_LOOK_S)
+        for step, written in list(self._unfinished.items()):
+            error = written.handle.error
+            if written.handle.reached:
+                self._complete(step, written)
+            elif error is not None:
+                self._note_fenced(error)
+                del self._unfinished[step]
+                self._tell_failed(step, written.epoch, error)
+
+    def _complete(self, step: int, written: Unfinished) -> None:
+        epoch = written.epoch
+        del self._unfinished[step]
+        self.stored = Reached(step, epoch, time.time())
+        self._moved()
+        self._tell({"t": "complete", "step": step, "epoch": epoch, "took": time.monotonic() - written.begun})
+        for arena, slot, state in self._staged():
+            if (state.epoch, state.step) < (epoch, step) and arena.settled(slot) < state.seq:
+                arena.settle(slot, state.seq)
+                self._overtaken(state, step, epoch)
+
+    def _overtaken(self, state: SlotState, step: int, epoch: int) -> None:
+        """What is staged of ``state`` will not be stored, as ``step`` of ``epoch`` is."""
+        if state.epoch < epoch:
+            told = f"step {state.step} of epoch {state.epoch} is fenced: epoch {epoch} has stored step {step} since"
+            self._tell_failed(state.step, state.epoch, CheckpointError(told))
+        elif due(state, self.orders):
+            self.skipped = max(self.skipped, self.orders.skipped) + 1
+            self._tell({"t": "skipped", "step": state.step, "epoch": state.epoch, "by": step})
+
+    def _moved(self) -> None:
+        self._look_s, self.moved_at = FIRST_LOOK_S, time.monotonic()
