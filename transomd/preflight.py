@@ -21,7 +21,8 @@ from transom_sql.upgrade import current, newest
 
 from transomd.doctor import Finding, slurm_findings
 from transomd.errors import TransomError
-from transomd.health.ssh import SshFailure, SshPool
+from transomd.health.ssh import SshPool
+from transomd.health.sshfailure import SshFailure
 from transomd.rights import ssh_settings
 from transomd.settings import Settings
 from transomd.tee.catalogue import ready

@@ -15,7 +15,9 @@ import pytest
 from health_sshd import Sshd, keygen, open_directory
 
 from transomd.health import ssh
-from transomd.health.ssh import SshFailure, SshPool, command_line
+from transomd.health.session import command_line
+from transomd.health.ssh import SshPool
+from transomd.health.sshfailure import SshFailure
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="logs in as root and runs commands as other users")
 

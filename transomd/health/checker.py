@@ -11,7 +11,8 @@ from transomd.health.judge import judge, unreached
 from transomd.health.profile import Profile
 from transomd.health.remote import PYTHON, run_script
 from transomd.health.scripts import PROBE
-from transomd.health.ssh import SshFailure, SshPool
+from transomd.health.ssh import SshPool
+from transomd.health.sshfailure import SshFailure
 from transomd.health.types import NodeReport
 
 _MARGIN = 4.0

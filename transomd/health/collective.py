@@ -13,7 +13,9 @@ from typing import Any
 from transomd.health.fence import end_marked
 from transomd.health.remote import PYTHON
 from transomd.health.scripts import ALL_REDUCE, source
-from transomd.health.ssh import SshFailure, SshPool, SshResult
+from transomd.health.session import SshResult
+from transomd.health.ssh import SshPool
+from transomd.health.sshfailure import SshFailure
 from transomd.health.types import CollectiveReport
 from transomd.words import Outcome
 

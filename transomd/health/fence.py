@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from transomd.health.remote import PYTHON, run_script
 from transomd.health.scripts import END_JOB
-from transomd.health.ssh import FailureKind, SshFailure, SshPool
+from transomd.health.ssh import SshPool
+from transomd.health.sshfailure import FailureKind, SshFailure
 
 JOB_VARIABLE = "TRANSOM_JOB_ID"
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from transomd.health.scripts import source
-from transomd.health.ssh import SshFailure, SshPool, SshResult
+from transomd.health.session import SshResult
+from transomd.health.ssh import SshPool
+from transomd.health.sshfailure import SshFailure
 
 PYTHON = "/usr/bin/python3"
 """The node's own interpreter, 3.6 or later; never a user's."""
