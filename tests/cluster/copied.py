@@ -1,4 +1,4 @@
-"""A program of several ranks that saves every step to memory, and to storage every tenth; its losses are exact.
+"""A program of several ranks that saves every step to memory, and to storage as its job says; its losses are exact.
 
 Each rank has a state of its own, beside one that all have alike. Each step mixes them with the loss: the sum over all
 ranks, in their order.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-STEPS, HELD, STORAGE_EVERY, STEP_S = 40, 13, 10, 0.4
+STEPS, HELD, STEP_S = 40, 13, 0.4
 
 
 def first_state(rank: int) -> torch.Tensor:
@@ -57,7 +57,9 @@ def main() -> int:
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meet = meeting(world)
-    engine = CheckpointEngine.from_env(storage_every=STORAGE_EVERY, replicated=["shared"])
+    every = os.environ["TRANSOM_CHECKPOINT_STORAGE_EVERY"]
+    stored = 1 if every == "auto" else int(every)
+    engine = CheckpointEngine.from_env(replicated=["shared"])
     state = {"x": first_state(rank), "shared": first_state(-1)}
     start = engine.load(state) or 0
     print(f"went on from {start}, {engine.resumed_from or 'nothing'}", flush=True)
@@ -67,7 +69,7 @@ def main() -> int:
         state = {key: mixed(value, loss) for key, value in state.items()}
         print(f"step {step} loss {loss.hex()}", flush=True)
         handle = engine.save(step, state)
-        if step == STORAGE_EVERY:
+        if step == stored:
             handle.wait("storage", timeout=60)
         if step == HELD:
             handle.wait("replica", timeout=60)

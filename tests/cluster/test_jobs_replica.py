@@ -19,17 +19,18 @@ nodes: 3
 spares: {spares}
 tasks_per_node: 1
 health: {{collective: false}}
-checkpoint: {{dir: ck}}
+checkpoint: {{dir: ck, {checkpoint}}}
 env: {{OMP_NUM_THREADS: '1'}}
 watch: {{first_step_after: 150, stall_after: 60}}
 """
 
 
-def submitted(site: Site, spares: int) -> int:
+def submitted(site: Site, spares: int, checkpoint: str = "storage_every: 10") -> int:
     """Submit the job, and wait until each node holds what another one has staged of step HELD."""
     work = site.root / "work"
     work.mkdir(exist_ok=True)
-    (work / "job.yaml").write_text(JOB.format(python=sys.executable, program=copied.__file__, spares=spares))
+    told = {"python": sys.executable, "program": copied.__file__, "spares": spares, "checkpoint": checkpoint}
+    (work / "job.yaml").write_text(JOB.format(**told))
     job = int(site.cli("submit", "job.yaml", "--json")["job"]["id"])
     site.wait_step(job, copied.HELD + 2, within_s=150)
     return job
@@ -45,10 +46,10 @@ def told(site: Site, epoch: int) -> dict[int, tuple[int, str]]:
     return found
 
 
-def all_losses(site: Site) -> dict[int, set[str]]:
-    """What was printed as the loss of each step, by any rank of any launch."""
+def all_losses(site: Site, launch: str = "e*") -> dict[int, set[str]]:
+    """What was printed as the loss of each step, by any rank of any launch, or of one."""
     found: dict[int, set[str]] = {}
-    logs: list[Path] = list(site.root.glob("work/.transom/*/logs/e*/rank-*.log"))
+    logs: list[Path] = list(site.root.glob(f"work/.transom/*/logs/{launch}/rank-*.log"))
     for step, loss in (m.groups() for log in logs for m in re.finditer(r"step (\d+) loss (\S+)", log.read_text())):
         found.setdefault(int(step), set()).add(loss)
     return found
@@ -74,12 +75,31 @@ def test_power_loss_of_a_node_is_made_good_from_the_copy(site: Site) -> None:
     assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}
 
 
+def test_copies_that_are_slower_than_the_saves_are_of_one_step(site: Site) -> None:
+    """Each is of 20 KB or so, and takes two seconds, in which five steps are saved; storage gets none."""
+    job = submitted(site, spares=1, checkpoint="storage_every: 1000, replica_rate: 10K")
+    site.wait_step(job, copied.HELD + 12)
+    (launch,) = site.detail(job)["launches"]
+    lost = launch["nodes"][1]
+    site.sandbox.fail(lost, "power")
+    check_end(site, job, drained={lost})
+    went_on, newest = told(site, 2), max(all_losses(site, "e000001"))
+    (step,) = {step for step, _ in went_on.values()}
+    assert copied.HELD <= step < newest
+    assert {rank: where for rank, (_, where) in went_on.items()} == {
+        0: "memory",
+        1: "the copy of another node's memory",
+        2: "memory",
+    }
+    assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}
+
+
 def test_loss_of_both_holders_is_made_good_from_storage(site: Site) -> None:
     job = submitted(site, spares=2)
     site.sandbox.fail("n2", "power")
     site.sandbox.fail("n3", "power")
     check_end(site, job, drained={"n2", "n3"})
     went_on = told(site, max(x["epoch"] for x in site.detail(job)["launches"]))
-    assert {step % copied.STORAGE_EVERY for step, _ in went_on.values()} == {0}
+    assert {step % 10 for step, _ in went_on.values()} == {0}
     assert {where for _, where in went_on.values()} >= {"storage"}
     assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}

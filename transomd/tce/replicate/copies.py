@@ -22,7 +22,7 @@ from transomd.tce.memory.arena import Arena, rounded, staged, whole_size
 from transomd.tce.memory.slots import WRITING, SlotState
 from transomd.tce.memory.table import Place, Table, decode, encode, images
 from transomd.tce.replicate.agreement import Step, writable
-from transomd.tce.replicate.peer import CHUNK
+from transomd.tce.replicate.peer import CHUNK, LOOK_S
 
 log = logging.getLogger("transom.tce.keeper")
 SLOTS = 2
@@ -114,12 +114,21 @@ class Copy:
         self.rank = rank
         self.arenas: list[Arena] = []
         self.busy = threading.Lock()
+        self.awaited = threading.Event()
         self.keeps: frozenset[Step] = frozenset()
         self.aim: Step | None = None
         self._published_at = 0.0
         self._incoming: Incoming | None = None
         self._digests: dict[tuple[int, int, SlotState], Digests] = {}
         self._bad: set[tuple[int, SlotState]] = set()
+
+    def claim(self) -> None:
+        """Take ``busy`` for a rank that waits to load: what is being received unasked gives way (``awaited``)."""
+        self.awaited.set()
+        while not self.busy.acquire(timeout=LOOK_S):
+            # Who had it may have been another one that waited.
+            self.awaited.set()
+        self.awaited.clear()
 
     def staged(self) -> list[Entry]:
         """Every good copy, newest first."""

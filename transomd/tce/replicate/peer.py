@@ -32,8 +32,13 @@ _LENGTH = struct.Struct("<I")
 _CHUNK = struct.Struct("<QI16s")
 
 
+def never() -> bool:
+    """Nothing is worth breaking off for."""
+    return False
+
+
 class GaveWay(ConnectionError):
-    """The transfer was broken off: the memory that it reads is wanted for something newer."""
+    """The transfer was broken off for something that goes first."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Peer:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.wanted: Callable[[], bool] = lambda: False
+        self.wanted: Callable[[], bool] = never
         self._socket = sock
         self._limit = STRANGERS_LIMIT
         sock.settimeout(LOOK_S)
@@ -140,7 +145,7 @@ class Peer:
                 return act(memory)
             except TimeoutError:
                 if self.wanted():
-                    raise GaveWay("the memory was wanted for something newer") from None
+                    raise GaveWay("the memory was wanted for something else") from None
                 if time.monotonic() > end:
                     raise TimeoutError(f"the other side has been silent for {patience_s:.0f} s") from None
 

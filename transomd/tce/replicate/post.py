@@ -191,20 +191,30 @@ class Post:
             return []
 
     def _pull(self, name: str, held: Holding, directory: str) -> None:
+        copy = self._copies.of((directory, held.rank))
+        copy.claim()
+        try:
+            why = self._receive(name, held, directory)
+        finally:
+            copy.busy.release()
+        if why:
+            raise ConnectionError(why)
+        log.info("step %d of rank %d was fetched from %s", held.step, held.rank, name)
+
+    def _receive(self, name: str, held: Holding, directory: str) -> str:
         host, port, _ = self.keepers[name]
         with contextlib.closing(Peer.dial((host, port), self.token, SEARCH_S)) as peer:
             peer.send({"t": "pull", "directory": directory, "rank": held.rank, "epoch": held.epoch, "step": held.step})
             message = peer.receive()
             if message.get("t") != "offer":
-                raise ConnectionError("it is gone there")
+                return "it is gone there"
             try:
                 offer = transfer.decode(message)
             except (ValueError, KeyError, TypeError) as error:
-                raise ConnectionError(f"it offers what is no step: {error!r}") from error
-            why = transfer.receive(peer, offer, self._copies, self._here, insist=True, anyhow=True)
-            if why:
-                raise ConnectionError(why)
-        log.info("step %d of rank %d was fetched from %s", held.step, held.rank, name)
+                return f"it offers what is no step: {error!r}"
+            if offer.key != (directory, held.rank):
+                return f"it offers what is of rank {offer.rank}"
+            return transfer.take(peer, offer, self._copies, self._here, insist=True, anyhow=True)
 
 
 def offer_of(directory: str, holder: Holder, entry: tuple[Arena, int, SlotState]) -> Offer:

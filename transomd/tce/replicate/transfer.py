@@ -16,7 +16,7 @@ from transomd.tce.memory.slots import STAGED, SlotState
 from transomd.tce.memory.table import Place
 from transomd.tce.rate import Cap
 from transomd.tce.replicate.copies import Copies, Incoming, NotYet, Offer, Refused, piece
-from transomd.tce.replicate.peer import CHUNK, END, STOPPED, Peer
+from transomd.tce.replicate.peer import CHUNK, END, STOPPED, GaveWay, Peer, never
 
 UNCAPPED = Cap(0)
 ROUNDS = 4
@@ -79,14 +79,26 @@ def send(
         peer.send_mark(END)
 
 
-def receive(peer: Peer, offer: Offer, copies: Copies, here: Here, insist: bool, anyhow: bool = False) -> str:
-    """Answer an offer: take what is not here, publish it, and say so; '', or why it is not here. Raises OSError.
-
-    ``anyhow``: it was asked for, so that it is taken even if a newer one is here.
-    """
+def receive(peer: Peer, offer: Offer, copies: Copies, here: Here, insist: bool) -> None:
+    """Answer an offer that nobody asked for; who waits to load another step of the rank goes first. Raises OSError."""
     copy = copies.of(offer.key)
     if not copy.busy.acquire(blocking=False):
-        return _answer(peer, LATER, "another transfer of this rank is under way")
+        _answer(peer, LATER, "another transfer of this rank is under way")
+        return
+    peer.wanted = copy.awaited.is_set
+    try:
+        take(peer, offer, copies, here, insist)
+    finally:
+        peer.wanted = never
+        copy.busy.release()
+
+
+def take(peer: Peer, offer: Offer, copies: Copies, here: Here, insist: bool, anyhow: bool = False) -> str:
+    """Take of an offer what is not here, publish it, and say so; '', or why it is not here. Raises OSError.
+
+    For who has made the copies of this rank ``busy``. ``anyhow``: also what is older than a copy that is here.
+    """
+    copy = copies.of(offer.key)
     try:
         places = offer.checked_table().places
         if copy.has(offer):
@@ -115,8 +127,6 @@ def receive(peer: Peer, offer: Offer, copies: Copies, here: Here, insist: bool, 
         return _answer(peer, LATER, str(error))
     except (Refused, ValueError) as error:
         return _answer(peer, REFUSED, str(error))
-    finally:
-        copy.busy.release()
 
 
 def _take(peer: Peer, got: Incoming) -> bool:
@@ -133,6 +143,8 @@ def _take(peer: Peer, got: Incoming) -> bool:
         peer.receive_into(memory)
         if xxh3_128_digest(memory) == head.digest:
             got.missing.discard(head.number)
+        if peer.wanted():
+            raise GaveWay("somebody waits to load")
     return True
 
 
