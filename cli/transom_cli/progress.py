@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterator
+
+from transom_cli.text import clip, plain
 
 AFTER_S = 2.0
 EVERY_S = 0.5
@@ -33,7 +36,10 @@ def _tell(what: str, done: threading.Event) -> None:
     if done.wait(AFTER_S):
         return
     while not done.wait(EVERY_S):
-        sys.stderr.write(f"\r\x1b[K{what}: {time.monotonic() - began:.0f} s")
+        took = f": {time.monotonic() - began:.0f} s"
+        # A line that wraps could not be taken back.
+        room = max(shutil.get_terminal_size().columns - len(took) - 1, 1)
+        sys.stderr.write(f"\r\x1b[K{clip(plain(what), room)}{took}")
         sys.stderr.flush()
     sys.stderr.write("\r\x1b[K")
     sys.stderr.flush()

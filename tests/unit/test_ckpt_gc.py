@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli_server import transom
+from cli_server import a_job, a_view, serving, transom
 
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.manifest import MANIFEST
@@ -97,3 +97,43 @@ def test_a_damaged_manifest_stays_for_a_person_to_look_at(folder: Path) -> None:
     (list_checkpoints(folder)[-1].path / MANIFEST).write_text("{")
     assert transom("ckpt", "gc", str(folder), "--keep", "1").returncode == 0
     assert steps(folder) == [11, 8]
+
+
+def test_a_folder_that_cannot_be_read_is_nothing_to_remove(folder: Path) -> None:
+    path = list_checkpoints(folder)[-1].path
+    shutil.rmtree(path)
+    path.symlink_to(path)
+    done = transom("ckpt", "gc", str(folder), "--keep", "1")
+    assert done.returncode == 0, done.stderr
+    assert path.is_symlink()
+    assert steps(folder) == [11, 8]
+
+
+def test_what_the_newest_start_may_go_on_from_stays_until_it_has_completed_one(folder: Path, tmp_path: Path) -> None:
+    """A start that was sent back to step 8 would find nothing, and begin anew."""
+    (folder / "epoch-000002.claim").write_text("{}")
+    unfinish(folder, 9, 1)
+    done = transom("ckpt", "gc", str(folder), "--keep", "1")
+    assert done.returncode == 4
+    assert "start 2 of the program may go on from any of them" in done.stderr
+    assert steps(folder) == [11, 10, 8], "what can never be complete went"
+    with serving(tmp_path) as server:
+        job = a_job(checkpoint_dir=str(folder), state="running")
+        server.on("GET /v1/jobs/12", lambda request: (200, a_view(job=job)))
+        assert transom("ckpt", "gc", "12", "--keep", "1", "--dry-run", socket=server.socket).returncode == 4
+        job["state"] = "failed"
+        assert transom("ckpt", "gc", "12", "--keep", "2", socket=server.socket).returncode == 0
+    assert steps(folder) == [11, 10]
+    shutil.copytree(folder / "step-000000011.epoch-000001", folder / "step-000000007.epoch-000002")
+    assert transom("ckpt", "gc", str(folder), "--keep", "1").returncode == 4, "incomplete"
+
+
+def test_once_the_newest_start_has_completed_one_older_ones_may_go(tmp_path: Path) -> None:
+    from transomd.tce import CheckpointEngine
+
+    for epoch, step in ((1, 8), (1, 9), (2, 9)):
+        engine = CheckpointEngine(tmp_path, epoch=epoch, memory=False)
+        engine.save(step, {"weight": torch.arange(64.0)}).wait()
+        engine.close()
+    assert transom("ckpt", "gc", str(tmp_path), "--keep", "1").returncode == 0
+    assert [(c.epoch, c.step) for c in list_checkpoints(tmp_path)] == [(2, 9)]

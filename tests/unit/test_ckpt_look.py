@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +128,79 @@ def test_verify_names_file_tensor_and_bytes(folder: Path) -> None:
     assert done.returncode == 6
     damages = {(one["step"], one["epoch"]): one["damages"] for one in json.loads(done.stdout)["checkpoints"]}
     expected = {"file": data.name, "tensor": "mine", "bytes": 20, "offset": len(content) - 20}
-    assert damages == {(20, 2): [], (20, 1): [], (10, 1): [{**expected, "problem": "tensor mine is damaged"}]}
+    told = {**expected, "problem": "tensor mine is damaged", "unread": False}
+    assert damages == {(20, 2): [], (20, 1): [], (10, 1): [told]}
     text = transom("ckpt", "verify", str(folder), "--step", "10").stdout
     assert f"tensor mine is damaged (bytes {len(content) - 20} to {len(content) - 1})" in text
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda whole: os.truncate(whole / "rank-00001.pt", 7), "rank-00001.pt: has 7 bytes instead of "),
+        (lambda whole: (whole / "rank-00001.pt").unlink(), "rank-00001.pt: "),
+        (lambda whole: (whole / MANIFEST).write_text("{"), f"{MANIFEST}: is not JSON"),
+    ],
+)
+def test_a_checkpoint_that_lost_something_is_damaged_and_not_passed_over(
+    folder: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    damage(list_checkpoints(folder)[-1].path)
+    for words in ([], ["--step", "10"]):
+        done = transom("ckpt", "verify", str(folder), *words)
+        assert done.returncode == 6, done.stderr
+        assert "step 10 epoch 1: damaged\n" in done.stdout
+        assert said in done.stdout
+    done = transom("ckpt", "show", str(folder), "10")
+    assert done.returncode == 6
+    assert f"next: transom ckpt verify {folder} --step 10" in done.stderr
+
+
+def test_what_cannot_be_read_is_not_called_damaged(folder: Path) -> None:
+    file = list_checkpoints(folder)[-1].path / "rank-00001.pt"
+    file.unlink()
+    file.symlink_to(file)
+    done = transom("ckpt", "verify", str(folder))
+    assert done.returncode == 7
+    assert "step 10 epoch 1: could not be read\n" in done.stdout
+    assert done.stdout.splitlines()[-1] == "2 of 3 checkpoints are good"
+    data = list_checkpoints(folder)[0].path / "rank-00001.safetensors"
+    os.truncate(data, 9)
+    assert transom("ckpt", "verify", str(folder)).returncode == 6
+
+
+def test_verify_says_how_many_it_did_not_look_at(folder: Path) -> None:
+    (list_checkpoints(folder)[-1].path / MANIFEST).unlink()
+    done = transom("ckpt", "verify", str(folder))
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "2 of 2 checkpoints are good; 1 incomplete, not looked at"
+
+
+def test_a_folder_that_cannot_be_read_has_no_age(folder: Path) -> None:
+    path = list_checkpoints(folder)[-1].path
+    shutil.rmtree(path)
+    path.symlink_to(path)
+    rows = [line.split() for line in transom("ckpt", "list", str(folder)).stdout.splitlines()]
+    assert rows[-1][:6] == ["10", "1", "-", "0", "B", "-"]
+    assert json.loads(transom("ckpt", "list", str(folder), "--json").stdout)["checkpoints"][-1]["created"] is None
+
+
+def test_a_word_that_is_no_job_may_have_meant_a_folder() -> None:
+    done = transom("ckpt", "list", "nosuch", socket=Path("/nonexistent/socket"))
+    assert (done.returncode, "or write ./nosuch if you mean a folder" in done.stderr) == (3, True), done.stderr
+
+
+def test_long_names_leave_room_for_the_rest_of_the_line(tmp_path: Path) -> None:
+    from transomd.tce import CheckpointEngine
+
+    names = [f"transformer.layers.{n}.self_attention.query_key_value.{kind}" for n in (1, 2) for kind in ("b", "w")]
+    with CheckpointEngine(tmp_path, epoch=1, replicated=("model",), memory=False) as engine:
+        engine.save(1, {"model": {name: torch.zeros(2) for name in names}})
+    lines = transom("ckpt", "show", str(tmp_path)).stdout.splitlines()
+    shown = lines.index("TENSOR") + 2
+    assert max(map(len, lines[2:])) <= 80
+    assert lines[shown::2] == [f"model.{name}" for name in names]
+    assert {tuple(line.split()) for line in lines[shown + 1 :: 2]} == {("float32", "2", "8", "B", "replica-00000")}
 
 
 @pytest.mark.parametrize("name", ["show", "where", "gc"])

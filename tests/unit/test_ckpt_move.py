@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import pickle
+import resource
 import shutil
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflat
 from transomd.tce import CheckpointEngine  # noqa: E402
 from transomd.tce.dcp import TransomStorageWriter  # noqa: E402
 from transomd.tce.dcp.facts import DamagedError  # noqa: E402
-from transomd.tce.portable import bring_in, export, gather  # noqa: E402
+from transomd.tce.portable import FORMATS, bring_in, export, gather  # noqa: E402
 from transomd.tce.portable.nest import nested  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -327,6 +329,79 @@ def test_a_file_of_something_else_is_told(name: str, tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / f"no-{name}", tmp_path)
 
 
+# --------------------------------------------------------------------------------- what refuses, or is interrupted
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_what_the_disk_refuses_is_told_in_its_own_words_and_nothing_is_left(to: str, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(CheckpointError, match="File too large") as caught:
+            export({"w": torch.ones(1 << 20)}, tmp_path / "out/x", to)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(caught.value).startswith(f"exporting to {tmp_path}/out/x: ")
+    assert "Traceback" not in str(caught.value)
+    assert caught.value.hint
+    assert os.listdir(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_disk_that_is_too_small_is_known_before_anything_is_written(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs(tmp_path)
+    small = os.statvfs_result([*real[:4], 3, *real[5:]])
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
+    told = rf"No space left on device: needs 4194304 bytes, {3 * real.f_frsize} bytes free"
+    with pytest.raises(CheckpointError, match=told):
+        export({"w": torch.ones(1 << 20)}, tmp_path / "x", to)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_an_export_that_is_interrupted_leaves_nothing(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export({"w": torch.ones(4)}, tmp_path / "x", to)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_import_that_is_interrupted_leaves_nothing(
+    error: type[BaseException], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path) -> Any:
+        assert list_checkpoints(path.parent)[0].complete
+        raise error
+
+    source = tmp_path / "model.safetensors"
+    export(gather(folder).state["model"], source, "safetensors")
+    monkeypatch.setattr(importlib.import_module("transomd.tce.portable.bring"), "verify", interrupted)
+    before = set(os.listdir(tmp_path))
+    with pytest.raises(error):
+        bring_in(source, tmp_path / "new/start", key="model")
+    assert set(os.listdir(tmp_path)) == before
+
+
+def test_an_import_into_a_folder_that_was_there_leaves_it_there(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    save_file({"w": torch.ones(1 << 20)}, tmp_path / "in.safetensors")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(CheckpointError, match="File too large"):
+            bring_in(tmp_path / "in.safetensors", tmp_path / "start")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not any(path.is_dir() for path in (tmp_path / "start").iterdir())
+
+
 # --------------------------------------------------------------------------------------------------------- the command
 
 
@@ -354,6 +429,7 @@ def test_the_command_exports_and_imports(folder: Path, tmp_path: Path) -> None:
         (["export", "CK", "9", "--to", "torch", "o"], 5, "no checkpoint of step 9 is there"),
         (["export", "CK", "7", "--to", "zip", "o"], 2, "'zip' is not one of"),
         (["export", "CK", "7", "--to", "torch", "--key", "modul", "o"], 5, "the state holds loop, model, optimizer"),
+        (["export", "CK", "7", "--to", "torch", "CK"], 1, "is there already, and is not written over"),
         (["import", "gone.pt", "CK"], 5, "there is no such file"),
     ],
 )

@@ -31,13 +31,17 @@ __all__ = ["Checkpoint", "Damage", "damages", "list_checkpoints", "newest_epoch"
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong with a file of a checkpoint, or with ``tensor`` in it, whose ``bytes`` begin at ``offset``."""
+    """What is wrong with a file of a checkpoint, or with ``tensor`` in it, whose ``bytes`` begin at ``offset``.
+
+    ``unread``: it could not be looked at, so nothing is known of it.
+    """
 
     text: str
     file: str = ""
     tensor: str = ""
     offset: int = 0
     bytes: int = 0
+    unread: bool = False
 
     def __str__(self) -> str:
         return f"{self.file}: {self.text}" if self.file else self.text
@@ -101,7 +105,7 @@ def damages(path: str | os.PathLike[str], on_read: Callable[[int], object] | Non
     except FileNotFoundError:
         return [Damage("is not there: the checkpoint is incomplete", MANIFEST)]
     except (OSError, ValueError) as error:
-        return [Damage(str(error))]
+        return [_damage(error)]
     return _damages(folder, manifest, {part.name for part in manifest.parts}, on_read)
 
 
@@ -121,7 +125,7 @@ def _damages(
         try:
             written = read_rank_manifest(folder, entry)
         except (OSError, ValueError) as error:
-            problems.append(Damage(_told(error)))
+            problems.append(_damage(error))
             continue
         problems += [p for part in written.parts if part.name in wanted for p in _verify_files(folder, part, on_read)]
     return problems
@@ -139,7 +143,8 @@ def _look(folder: Path) -> Checkpoint | None:
     """What stands in one folder; None if it vanished meanwhile."""
     step, epoch = parse_step_folder(folder.name) or (0, 0)
     try:
-        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+        with os.scandir(folder) as entries:
+            sizes = {entry.name: entry.stat().st_size for entry in entries}
         created = folder.stat().st_mtime
     except FileNotFoundError:
         return None
@@ -173,7 +178,7 @@ def _verify_files(folder: Path, part: Part, on_read: Callable[[int], object] | N
         try:
             problem = _verify_file(folder / file.name, file, on_read)
         except OSError as error:
-            problem = Damage(_told(error))
+            problem = _damage(error)
         if problem:
             yield problem
 
@@ -207,6 +212,11 @@ def _hash_next(
         if on_read is not None:
             on_read(len(piece))
     return own.hexdigest()
+
+
+def _damage(error: Exception) -> Damage:
+    unread = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    return Damage(_told(error), unread=unread)
 
 
 def _told(error: Exception) -> str:

@@ -29,14 +29,24 @@ def leftovers(checkpoints: Sequence[Checkpoint], protected: Collection[Path], ep
     """Folders that can never become complete: without a manifest, and older than a complete one.
 
     A rank writes its steps in order, so once a step is complete no rank of that epoch still writes an older one.
-    Folders with a damaged manifest stay: a person may want to see them.
+    Folders with a damaged manifest stay: a person may want to see them. So do those that cannot be read.
     """
     newest = max((c.order for c in checkpoints if c.complete and c.epoch <= epoch), default=(-1, -1))
     return [
         c.path
         for c in checkpoints
-        if not c.complete and c.order < newest and c.path not in protected and not (c.path / MANIFEST).exists()
+        if not c.complete and c.order < newest and c.path not in protected and without_manifest(c.path)
     ]
+
+
+def without_manifest(folder: Path) -> bool:
+    """Whether there is no manifest in a folder; False if that cannot be found out."""
+    try:
+        return MANIFEST not in os.listdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def remove_checkpoint(folder: Path) -> None:

@@ -56,7 +56,7 @@ def list_command(where: str, as_json: bool) -> int:
     now = time.time()
     rows = [
         (
-            *(str(c.step), str(c.epoch), str(c.ranks or "-"), size(c.bytes), ago(c.created, now)),
+            *(str(c.step), str(c.epoch), str(c.ranks or "-"), size(c.bytes), ago(c.created or None, now)),
             "complete" if c.complete else c.problem or "incomplete",
         )
         for c in found

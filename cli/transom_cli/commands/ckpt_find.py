@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from transom_cli.ask import client, job_view
+from transom_cli.ask import client, finished, job_view
 from transom_cli.complete import complete_jobs
-from transomd.errors import NotFoundError, RefusedError, TransomError
+from transomd.errors import NotFoundError, RefusedError, TransomError, UnreachableError
 from transomd.tce.catalogue import Checkpoint, list_checkpoints
+from transomd.tce.retention import without_manifest
+from transomd.words import ExitCode
 
 NEWEST = -1
 
@@ -32,11 +35,23 @@ epoch_option = click.option("--epoch", type=click.IntRange(0), metavar="N", help
 
 def folder_of(where: str) -> Path:
     """Return the folder that a word means: a folder that exists, or is written as one; else a job's."""
-    path = Path(where).expanduser()
-    if "/" in where or where in (".", "..") or path.is_dir():
-        return path
-    job = job_view(client(), where)["job"]
+    if _is_folder(where):
+        return Path(where).expanduser()
+    try:
+        job = job_view(client(), where)["job"]
+    except (NotFoundError, UnreachableError) as error:
+        error.hint += f"; or write ./{where} if you mean a folder"
+        raise
     return Path(str(job["checkpoint_dir"]))
+
+
+def job_ended(where: str) -> bool:
+    """Whether a word means a job that has come to its end; False for folders, of which nobody knows."""
+    return not _is_folder(where) and finished(job_view(client(), where)["job"])
+
+
+def _is_folder(where: str) -> bool:
+    return "/" in where or where in (".", "..") or os.path.isdir(Path(where).expanduser())
 
 
 def found_in(folder: Path) -> Sequence[Checkpoint]:
@@ -48,9 +63,21 @@ def found_in(folder: Path) -> Sequence[Checkpoint]:
     except OSError as error:
         raise TransomError(f"reading checkpoints in {folder}: {error.strerror}", hint=f"ls -ld {folder}") from None
     if not found:
-        cause = "no checkpoint is there yet" if folder.is_dir() else "there is no such folder"
-        raise NotFoundError(f"reading checkpoints in {folder}: {cause}", hint=f"ls -la {folder}")
+        there = folder.is_dir()
+        cause = "no checkpoint is there yet" if there else "there is no such folder"
+        hint = f"ls -la {folder if there else _nearest(folder)}"
+        raise NotFoundError(f"reading checkpoints in {folder}: {cause}", hint=hint)
     return found
+
+
+def _nearest(folder: Path) -> Path:
+    """The innermost folder on the way to one that is not there."""
+    return next((place for place in folder.parents if place.is_dir()), Path("/"))
+
+
+def completed_once(item: Checkpoint) -> bool:
+    """Whether a checkpoint was completed once, whatever became of it; also where that cannot be found out."""
+    return item.complete or not without_manifest(item.path)
 
 
 def one_of(where: str, step: int, epoch: int | None) -> Checkpoint:
@@ -68,11 +95,22 @@ def one_of(where: str, step: int, epoch: int | None) -> Checkpoint:
 
 
 def whole(item: Checkpoint, where: str) -> Checkpoint:
-    """Return the checkpoint if it is complete; NotFoundError says what it lacks."""
+    """Return the checkpoint if it is complete. NotFoundError, RefusedError or DamagedError say why it is not."""
     if item.complete:
         return item
     cause = item.problem or "incomplete"
+    if not os.access(item.path, os.R_OK | os.X_OK):
+        raise RefusedError(f"reading {item.path}: permission denied", hint=f"ls -ld {item.path}")
+    if completed_once(item):
+        hint = f"transom ckpt verify {where} --step {item.step}"
+        raise DamagedError(f"reading {item.path}: damaged: {cause}", hint=hint)
     raise NotFoundError(f"reading {item.path}: {cause}", hint=f"transom ckpt where {where} {item.step}")
+
+
+class DamagedError(TransomError):
+    """A checkpoint is damaged."""
+
+    exit_code = ExitCode.UNHEALTHY
 
 
 def described(item: Checkpoint) -> dict[str, object]:
@@ -84,6 +122,6 @@ def described(item: Checkpoint) -> dict[str, object]:
         "bytes": item.bytes,
         "ranks": item.ranks,
         "path": str(item.path),
-        "created": item.created,
+        "created": item.created or None,
         "problem": item.problem,
     }

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import click
 
-from transom_cli.commands.ckpt_find import as_json_option, folder_of, found_in, place
+from transom_cli.commands.ckpt_bar import ByteBar
+from transom_cli.commands.ckpt_find import DamagedError, as_json_option, folder_of, found_in, job_ended, place
 from transom_cli.commands.ckpt_verify import verified
-from transom_cli.text import plain, size
-from transomd.errors import TransomError
+from transom_cli.progress import working
+from transom_cli.text import size
+from transomd.errors import RefusedError
 from transomd.tce import retention
 from transomd.tce.catalogue import Checkpoint, newest_epoch
-from transomd.tce.manifest import MANIFEST
 from transomd.words import ExitCode
 
 
@@ -30,10 +31,13 @@ def gc_command(where: str, keep: int, dry_run: bool, as_json: bool) -> int:
 
     \b
     Before a complete one goes, one of those that stay is read whole: the last
-    good one is never removed. What cannot be complete any more: folders
-    without a manifest that are older than a complete one, or that were written
-    by a start of the program which a newer one has taken over from. Damaged
-    ones stay, for you to look at.
+    good one is never removed. Nor is any complete one while the newest start
+    of the program has completed none: it may go on from any of them.
+
+    \b
+    What cannot be complete any more: folders without a manifest that are older
+    than a complete one, or that were written by a start of the program which a
+    newer one has taken over from. Damaged ones stay, for you to look at.
 
     \b
     Examples:
@@ -45,12 +49,25 @@ def gc_command(where: str, keep: int, dry_run: bool, as_json: bool) -> int:
     epoch = newest_epoch(folder) or 0
     unfinished = _unfinished(found, epoch)
     surplus = [item for item in found if item.path in set(retention.surplus(found, keep, [], epoch))]
-    if surplus:
+    needed = surplus and _may_be_resumed_from(found, epoch) and not job_ended(where)
+    if surplus and not needed:
         _check_one_is_good([item for item in found if item.complete and item not in surplus], where)
-    going = sorted([*surplus, *unfinished], key=lambda item: item.order)
-    left = [] if dry_run else [item for item in going if not _removed(item)]
+    going = sorted([*([] if needed else surplus), *unfinished], key=lambda item: item.order)
+    with working("removing checkpoints"):
+        left = [] if dry_run else [item for item in going if not _removed(item)]
     _tell(going, left, dry_run, as_json)
+    if needed:
+        raise RefusedError(
+            f"removing complete checkpoints in {folder}: start {epoch} of the program may go on from any of them, "
+            "as it has completed none yet",
+            hint="the same again once it has; if it never will, name the job that has ended instead of its folder",
+        )
     return ExitCode.ERROR if left else ExitCode.OK
+
+
+def _may_be_resumed_from(found: Sequence[Checkpoint], epoch: int) -> bool:
+    """Whether the newest start has completed nothing: it may have been sent back to an old step, and be so again."""
+    return not any(item.complete and item.epoch >= epoch for item in found)
 
 
 def _unfinished(found: Sequence[Checkpoint], epoch: int) -> list[Checkpoint]:
@@ -59,25 +76,18 @@ def _unfinished(found: Sequence[Checkpoint], epoch: int) -> list[Checkpoint]:
     return [
         item
         for item in found
-        if item.path in paths
-        or (not item.complete and item.epoch < epoch and not (item.path / MANIFEST).exists() and item.path.is_dir())
+        if item.path in paths or (not item.complete and item.epoch < epoch and retention.without_manifest(item.path))
     ]
 
 
 def _check_one_is_good(staying: Sequence[Checkpoint], where: str) -> None:
-    for item in staying:
-        if not verified(item):
+    with ByteBar("verifying", sum(item.bytes for item in staying)) as bar:
+        if any(not verified(item, bar) for item in staying):
             return
-    raise _DamagedError(
+    raise DamagedError(
         f"removing old checkpoints: all {len(staying)} that would stay are damaged, so none is removed",
         hint=f"transom ckpt verify {where}",
     )
-
-
-class _DamagedError(TransomError):
-    """There is no good checkpoint among those that would stay."""
-
-    exit_code = ExitCode.UNHEALTHY
 
 
 def _removed(item: Checkpoint) -> bool:
@@ -103,7 +113,7 @@ def _tell(going: Sequence[Checkpoint], left: Sequence[Checkpoint], dry_run: bool
     for item in going:
         kind = "complete" if item.complete else "incomplete"
         word = "could not remove" if item in left else verb
-        print(f"{word} step {item.step} epoch {item.epoch}: {kind}, {size(item.bytes)}, {plain(item.path)}")
+        print(f"{word} step {item.step} epoch {item.epoch}: {kind}, {size(item.bytes)}")
     freed = sum(item.bytes for item in going if item not in left)
     count = len(going) - len(left)
     print(f"{verb} {count} checkpoint{'' if count == 1 else 's'}, {size(freed)}")

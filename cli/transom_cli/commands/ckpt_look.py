@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import click
 
 from transom_cli.commands.ckpt_find import as_json_option, described, epoch_option, one_of, place, step_argument, whole
-from transom_cli.text import ago, plain, size, table, width
-from transomd.errors import TransomError
+from transom_cli.text import ago, clip, plain, size, table, width
+from transomd.errors import RefusedError, TransomError
 from transomd.tce.catalogue import Checkpoint, load_parts
 from transomd.tce.manifest import MANIFEST, Part, PartEntry, StepManifest, TensorRecord, read_step_manifest
 from transomd.words import ExitCode
@@ -20,7 +20,7 @@ from transomd.words import ExitCode
 PARTS = ("PART", "WRITTEN BY", "LOADED BY", "SIZE", "TENSORS", "KEYS")
 PART_LIMITS = (16, 12, 16, 10, 8, 0)
 TENSORS = ("TENSOR", "TYPE", "SHAPE", "SIZE", "PART")
-TENSOR_LIMITS = (80, 16, 24, 10, 0)
+TENSOR_LIMITS = (1 << 16, 16, 24, 10, 0)
 FILES = ("RANK", "TIER", "SIZE", "FILE")
 FILE_LIMITS = (6, 8, 10, 0)
 _RANKED = re.compile(r"\.?(?:rank|replica)-(\d+)\.")
@@ -51,7 +51,7 @@ def show_command(where: str, step: int, epoch: int | None, as_json: bool) -> int
     entries = {entry.name: entry for entry in manifest.parts}
     rows = [_part_row(entries[part.name], part, manifest.world_size) for part in parts]
     print("\n".join([*table(PARTS, rows, PART_LIMITS, width()), ""]))
-    print("\n".join(table(TENSORS, _tensor_rows(parts), TENSOR_LIMITS, width())))
+    print("\n".join(_tensor_table(_tensor_rows(parts), width())))
     return ExitCode.OK
 
 
@@ -118,6 +118,16 @@ def _tensor_rows(parts: Sequence[Part]) -> list[tuple[str, ...]]:
     ]
 
 
+def _tensor_table(rows: Sequence[tuple[str, ...]], columns: int) -> list[str]:
+    """One line a tensor; two where a name leaves no room for the rest, as every part of a name may tell it apart."""
+    lines = table(TENSORS, rows, TENSOR_LIMITS, 0)
+    if not columns or max(map(len, lines)) <= columns:
+        return lines
+    others = table(TENSORS[1:], [row[1:] for row in rows], TENSOR_LIMITS[1:], columns - 2)
+    names = [TENSORS[0], *(plain(row[0]) for row in rows)]
+    return [line for name, rest in zip(names, others, strict=True) for line in (clip(name, columns), f"  {rest}")]
+
+
 def _type(tensor: TensorRecord) -> str:
     """Values of torch.distributed.checkpoint lie among the tensors, as bytes with a note."""
     return "value" if tensor.note and tensor.dtype == "uint8" else tensor.dtype
@@ -155,7 +165,10 @@ def _shown(item: Checkpoint, manifest: StepManifest, parts: Sequence[Part]) -> d
 def _files(item: Checkpoint) -> list[dict[str, object]]:
     """What is in the folder and what should be, by rank; files of no single rank come last."""
     try:
-        there: dict[str, int | None] = {entry.name: entry.stat().st_size for entry in os.scandir(item.path)}
+        with os.scandir(item.path) as entries:
+            there: dict[str, int | None] = {entry.name: entry.stat().st_size for entry in entries}
+    except PermissionError:
+        raise RefusedError(f"reading {item.path}: permission denied", hint=f"ls -ld {item.path}") from None
     except OSError as error:
         raise TransomError(f"reading {item.path}: {error.strerror}", hint=f"ls -la {item.path}") from None
     for name in _expected(item):

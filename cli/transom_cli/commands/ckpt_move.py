@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,10 @@ from typing import Any
 
 import click
 
-from transom_cli.commands.ckpt_bar import ByteBar
+from transom_cli.commands.ckpt_bar import ByteBar, writing
 from transom_cli.commands.ckpt_find import epoch_option, one_of, place, step_word, whole
-from transom_cli.progress import working
 from transom_cli.text import plain
-from transomd.errors import NotFoundError, TransomError, UsageError
+from transomd.errors import NotFoundError, RefusedError, TransomError, UsageError
 from transomd.words import ExitCode
 
 FORMATS = ("dcp", "safetensors", "torch")
@@ -47,10 +47,11 @@ def export_command(where: str, step: int, out: Path, to: str, key: str, rank: in
     """
     item = whole(one_of(where, step, epoch), where)
     portable = _portable()
+    portable.check_new(out)
     with ByteBar(f"reading step {item.step}", item.bytes) as bar:
         gathered = portable.gather(item.path, rank=rank, on_read=bar.advance)
     state = _under(gathered.state, key, where)
-    with working(f"writing {out}"):
+    with writing(f"writing {out.name}", portable.state_bytes(state)):
         lacking = portable.export(state, out, to)
     print(f"step {item.step} of epoch {item.epoch} is in {plain(out)}")
     _note(f"of rank {rank} alone, as each rank had its own", [k for k in gathered.of_one_rank if key in ("", k)])
@@ -76,13 +77,25 @@ def import_command(source: Path, directory: Path, step: int, key: str) -> int:
       transom ckpt import model.safetensors ./start --key model
       transom ckpt import ./dcp/step-400 ./start --step 400
     """
-    if not source.exists():
-        raise NotFoundError(f"importing {source}: there is no such file", hint=f"ls -la {source.parent}")
+    bytes_ = _source_bytes(source)
     portable = _portable()
-    with working(f"importing {source}"):
+    # What the engine logs is told by its error, too.
+    logging.getLogger("transom.tce").addHandler(logging.NullHandler())
+    with writing(f"importing {source.name}", bytes_):
         folder = portable.bring_in(source, directory, step=step, key=key)
     print(f"step {step} is complete and verified in {plain(folder)}")
     return ExitCode.OK
+
+
+def _source_bytes(source: Path) -> int:
+    """The size of a file, or of all files in a folder. Raises NotFoundError, RefusedError."""
+    try:
+        files = [source, *source.iterdir()] if source.is_dir() else [source]
+        return sum(file.stat().st_size for file in files)
+    except FileNotFoundError:
+        raise NotFoundError(f"importing {source}: there is no such file", hint=f"ls -la {source.parent}") from None
+    except PermissionError:
+        raise RefusedError(f"importing {source}: permission denied", hint=f"ls -ld {source}") from None
 
 
 def _portable() -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import click
 
 from transom_cli.commands.ckpt_bar import ByteBar
-from transom_cli.commands.ckpt_find import as_json_option, folder_of, found_in, place
+from transom_cli.commands.ckpt_find import as_json_option, completed_once, folder_of, found_in, place
 from transom_cli.text import plain
 from transomd.errors import NotFoundError
 from transomd.tce.catalogue import Checkpoint, Damage, damages
@@ -19,11 +20,12 @@ from transomd.words import ExitCode
 @click.option("--step", type=click.IntRange(0), default=None, metavar="N", help="Only this step.")
 @as_json_option
 def verify_command(where: str, step: int | None, as_json: bool) -> int:
-    """Read every byte of the complete checkpoints and compare the digests.
+    """Read every byte of the checkpoints that were completed and compare the digests.
 
     \b
     Of each damaged file the first damaged tensor is named, with the bytes of
-    the file in which it lies. Exit code 0: all are good; 6: one is damaged.
+    the file in which it lies. What was never completed is not looked at.
+    Exit code 0: all are good; 6: one is damaged; 7: one could not be read.
 
     \b
     Examples:
@@ -31,34 +33,50 @@ def verify_command(where: str, step: int | None, as_json: bool) -> int:
       transom ckpt verify ./checkpoints/demo --step 400
     """
     folder = folder_of(where)
-    complete = [item for item in found_in(folder) if item.complete and step in (None, item.step)]
-    if not complete:
+    found = [item for item in found_in(folder) if step in (None, item.step)]
+    whole = [item for item in found if completed_once(item)]
+    if not whole:
         which = f" of step {step}" if step is not None else ""
         raise NotFoundError(
             f"verifying {folder}: no complete checkpoint{which} is there", hint=f"transom ckpt list {where}"
         )
-    told = []
-    for item in complete:
-        found = verified(item)
-        told.append({**_described(item), "damages": [_damage(damage) for damage in found]})
-        if not as_json:
-            _tell(item, found)
-    damaged = sum(bool(one["damages"]) for one in told)
+    told: list[tuple[Checkpoint, list[Damage]]] = []
+    with ByteBar("verifying", sum(item.bytes for item in whole)) as bar:
+        for item in whole:
+            told.append((item, verified(item, bar)))
+            if not as_json:
+                _tell(*told[-1])
     if as_json:
-        print(json.dumps({"directory": str(folder), "checkpoints": told}, indent=2))
+        checkpoints = [{**_described(item), "damages": [_damage(one) for one in problems]} for item, problems in told]
+        print(json.dumps({"directory": str(folder), "checkpoints": checkpoints}, indent=2))
     else:
-        print(f"{len(complete) - damaged} of {len(complete)} checkpoints are good")
-    return ExitCode.UNHEALTHY if damaged else ExitCode.OK
+        good = sum(not problems for _, problems in told)
+        print(f"{good} of {len(whole)} checkpoints are good{_left_out(len(found) - len(whole))}")
+    return _code([one.unread for _, problems in told for one in problems])
 
 
-def verified(item: Checkpoint) -> list[Damage]:
-    """Read every byte of a checkpoint, with a bar where that takes long; return what is damaged."""
-    with ByteBar(f"verifying step {item.step}", item.bytes) as bar:
-        return damages(item.path, bar.advance)
+def verified(item: Checkpoint, bar: ByteBar) -> list[Damage]:
+    """Read every byte of a checkpoint; return what is damaged, and what could not be read."""
+    bar.turn_to(f"verifying step {item.step}")
+    found = damages(item.path, bar.advance)
+    bar.hide()
+    return found
 
 
-def _tell(item: Checkpoint, found: list[Damage]) -> None:
-    print(f"step {item.step} epoch {item.epoch}: {'damaged' if found else 'good'}", flush=True)
+def _code(unread: Sequence[bool]) -> int:
+    """What is damaged comes before what is not known."""
+    if not unread:
+        return ExitCode.OK
+    return ExitCode.UNKNOWN if all(unread) else ExitCode.UNHEALTHY
+
+
+def _left_out(count: int) -> str:
+    return f"; {count} incomplete, not looked at" if count else ""
+
+
+def _tell(item: Checkpoint, found: Sequence[Damage]) -> None:
+    verdict = "could not be read" if all(damage.unread for damage in found) else "damaged"
+    print(f"step {item.step} epoch {item.epoch}: {verdict if found else 'good'}", flush=True)
     for damage in found:
         print(f"  {plain(item.path.name)}/{plain(damage)}{_range(damage)}")
 
@@ -78,4 +96,5 @@ def _damage(damage: Damage) -> dict[str, object]:
         "offset": damage.offset,
         "bytes": damage.bytes,
         "problem": damage.text,
+        "unread": damage.unread,
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ from safetensors.torch import load_file
 
 from transomd.tce.catalogue import list_checkpoints, newest_epoch, verify
 from transomd.tce.engine import CheckpointEngine
-from transomd.tce.errors import CheckpointError
+from transomd.tce.errors import CheckpointError, storage_error
+from transomd.tce.manifest import step_folder
 from transomd.tce.portable.nest import HINT, assemble, nested, refusal, value_of
 from transomd.tce.portable.pickles import Piece, read_metadata
 
@@ -35,14 +39,31 @@ def bring_in(source: Path, directory: Path, *, step: int = 0, key: str = "") -> 
             f"{source}: holds a {type(state).__name__}, not a dict with names for keys",
             hint="name a key to put it under: --key model",
         )
-    with CheckpointEngine(
-        directory, rank=0, world_size=1, epoch=EPOCH, replicated=True, keep=_KEEP, strict=True, memory=False
-    ) as engine:
-        engine.save(step, state).wait("storage")
-    folder = next(item.path for item in list_checkpoints(directory) if (item.step, item.epoch) == (step, EPOCH))
-    if problems := verify(folder):
-        raise CheckpointError(f"{folder}: {problems[0]}", hint="look at the disk, remove the folder and try again")
+    with _nothing_half_done(directory, step) as folder:
+        with CheckpointEngine(
+            directory, rank=0, world_size=1, epoch=EPOCH, replicated=True, keep=_KEEP, strict=True, memory=False
+        ) as engine:
+            engine.save(step, state).wait("storage")
+        if problems := verify(folder):
+            raise CheckpointError(f"{folder}: {problems[0]}", hint="look at the disk, and try again")
     return folder
+
+
+@contextlib.contextmanager
+def _nothing_half_done(directory: Path, step: int) -> Iterator[Path]:
+    """Remove what an import that fails, or is interrupted, has made."""
+    made = [place for place in (directory, *directory.parents) if not place.exists()]
+    folder = directory / step_folder(step, EPOCH)
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        for claim in directory.glob("epoch-*.claim") if directory in made else ():
+            claim.unlink()
+        for place in made:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        raise
 
 
 def read(source: Path) -> Any:
@@ -88,8 +109,12 @@ def _content(source: Path, piece: Piece) -> bytes:
 
 def _check_free(directory: Path, step: int) -> None:
     """An import into a directory where a program saves would fence it, or come before what it saved."""
-    others = [item for item in list_checkpoints(directory) if item.complete or item.epoch != EPOCH]
-    if others or (newest_epoch(directory) or EPOCH) != EPOCH:
+    try:
+        others = [item for item in list_checkpoints(directory) if item.complete or item.epoch != EPOCH]
+        newest = newest_epoch(directory) or EPOCH
+    except OSError as error:
+        raise storage_error(f"importing step {step}", error, directory, 0) from error
+    if others or newest != EPOCH:
         raise CheckpointError(
             f"importing step {step} into {directory}: it holds checkpoints already",
             hint="import into a new directory, and let the job begin there",

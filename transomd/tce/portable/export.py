@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import warnings
@@ -29,31 +30,66 @@ def export(state: Mapping[str, Any], out: Path, to: str) -> list[str]:
 
     CheckpointError if ``out`` is there already, the state does not fit the format, or the disk refuses.
     """
-    if os.path.lexists(out):
-        raise CheckpointError(f"{out}: is there already, and is not written over", hint="choose another name")
+    check_new(out)
     write, lacking = _WRITERS[to](state)
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         make_folder(out.parent)
+        _check_room(out.parent, state_bytes(state))
         write(beside)
         _sync(beside)
         os.rename(beside, out)
         sync_folder(out.parent)
-    except OSError as error:
-        raise storage_error(f"exporting to {out}", error, out.parent, _bytes(state)) from error
-    except (RuntimeError, SafetensorError, CheckpointException) as error:
-        # What the libraries make of an error of the file system.
-        raise CheckpointError(f"exporting to {out}: {error}", hint=f"df {out.parent}") from error
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
+        raise _told(out, error, state_bytes(state)) from error
     finally:
         _remove(beside)
     return lacking
+
+
+def check_new(out: Path) -> None:
+    """Raise CheckpointError if there is something at ``out``."""
+    if os.path.lexists(out):
+        raise CheckpointError(
+            f"exporting to {out}: it is there already, and is not written over", hint="choose another name"
+        )
+
+
+def state_bytes(state: Mapping[str, Any]) -> int:
+    """The bytes of all tensors in ``state``."""
+    return sum(value.nbytes for _, value in _leaves(state, ()) if isinstance(value, torch.Tensor))
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    """OSError if the file system is too small: the libraries would tell of it in words of their own."""
+    found = os.statvfs(folder)
+    if found.f_bavail * found.f_frsize < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _told(out: Path, error: BaseException, needed: int) -> BaseException:
+    """Say what the file system refused, whatever a library made of it."""
+    cause: BaseException | None = error
+    if isinstance(error, CheckpointException):
+        cause = next((failure[0] for failure in error.failures.values()), None)
+    while cause is not None and not isinstance(cause, (OSError, KeyboardInterrupt)):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, OSError):
+        return storage_error(f"exporting to {out}", cause, out.parent, needed)
+    # DCP makes an error of Ctrl-C.
+    return cause or CheckpointError(f"exporting to {out}: {error}", hint=f"df {out.parent}")
 
 
 Plan = tuple[Callable[[Path], object], list[str]]
 
 
 def _torch(state: Mapping[str, Any]) -> Plan:
-    return lambda path: torch.save(dict(state), path), []
+    def write(path: Path) -> None:
+        # Given a path, torch would say nothing of what the file system refused.
+        with open(path, "wb") as file:
+            torch.save(dict(state), file)
+
+    return write, []
 
 
 def _dcp(state: Mapping[str, Any]) -> Plan:
@@ -110,10 +146,6 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
             yield from _leaves(item, (*path, index))
     else:
         yield path, value
-
-
-def _bytes(state: Mapping[str, Any]) -> int:
-    return sum(value.nbytes for _, value in _leaves(state, ()) if isinstance(value, torch.Tensor))
 
 
 def _sync(path: Path) -> None:
