@@ -115,6 +115,19 @@ class Session:
             if not self._runs.is_set() and self.group:
                 self._runs.set()
 
+    async def left(self, patience: float) -> int:
+        """The process group that is to be killed on the node; 0: none, or it does not say within so many seconds."""
+        if self.closed:
+            return 0
+        with contextlib.suppress(asyncssh.Error, OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._hear_group(), patience)
+        return self.group
+
+    async def _hear_group(self) -> None:
+        """It may run already while its first words are still on their way."""
+        while not self.group and (block := await self.process.stderr.read(_CHUNK)):
+            self._err += block
+
     def result(self, node: str, seconds: float) -> SshResult:
         """The outcome of a command that has ended."""
         out, err = bytes(self._out), _GROUP.sub(b"", bytes(self._err), count=1)

@@ -155,13 +155,15 @@ class SshPool:
         try:
             return await self._finish(node, held, running, stdin, timeout)
         finally:
-            running.process.close()
-            if not running.closed:
-                await self._kill(held, running)
+            await self._end(held, running)
 
-    async def _kill(self, held: _Node, running: Session) -> None:
+    async def _end(self, held: _Node, running: Session) -> None:
         """Kill a command that is given up. What cannot be reached is left to ``timeout`` on the node."""
-        connection, group = held.usable(), running.group
+        try:
+            group = await running.left(_GRACE)
+        finally:
+            running.process.close()
+        connection = held.usable()
         if connection is not None and group:
             with contextlib.suppress(asyncssh.Error, OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(connection.run(f"kill -KILL -- -{group}"), _GRACE)
