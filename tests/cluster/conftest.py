@@ -1,26 +1,28 @@
-"""A site for tests of whole jobs."""
+"""A site for tests of whole jobs, and the ordinary users of a cluster."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Site
+from jobs import Site, site_on
+from people import Person, people
 
 
 @pytest.fixture
 def site(make_sandbox: Any) -> Iterator[Site]:
-    root = Path(tempfile.mkdtemp(prefix="tjobs-"))
-    root.chmod(0o755)
-    made = Site(make_sandbox(5, slurmd_timeout=5), root)
-    try:
+    """A sandbox of its own for one test, with a transomd that answers."""
+    with site_on(make_sandbox(5, slurmd_timeout=5), Site) as made:
         made.start_daemon()
         yield made
-    finally:
-        made.stop_daemon()
-        made.sandbox.down()
-        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def persons() -> Iterator[list[Person]]:
+    """Two ordinary users."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make accounts")
+    with people() as made:
+        yield made

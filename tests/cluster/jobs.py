@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from transom_slurm.sandbox import Sandbox
@@ -63,6 +66,9 @@ gpus_per_node: 8
 health: {{collective: false}}
 checkpoint: {{dir: {folder}}}
 """
+
+
+S = TypeVar("S", bound="Site")
 
 
 class Site:
@@ -186,6 +192,20 @@ class Site:
         launcher = "\n".join(p.read_text()[-3000:] for p in self.root.glob("work/.transom/*/logs/launcher.log"))
         slurm = (self.sandbox.directory / "log" / "slurmctld.log").read_text()[-3000:]
         return f"--- slurmctld\n{slurm}\n--- transomd\n{log}\n--- launcher\n{launcher}"
+
+
+@contextmanager
+def site_on(sandbox: Sandbox, kind: type[S]) -> Iterator[S]:
+    """A site in a folder that every user may enter, not started yet; at its end daemon, sandbox and folder are gone."""
+    root = Path(tempfile.mkdtemp(prefix="tsite-"))
+    root.chmod(0o755)
+    made = kind(sandbox, root)
+    try:
+        yield made
+    finally:
+        made.stop_daemon()
+        sandbox.down()
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def check_end(site: Site, job: int, *, drained: set[str], attempts: int = 1) -> dict[str, Any]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Site, check_end
+from jobs import Site, check_end, site_on
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -25,15 +23,8 @@ PREEMPTION = (
 @pytest.fixture
 def own_site(make_sandbox: Any, request: pytest.FixtureRequest) -> Iterator[Site]:
     """A site on a sandbox with the lines of slurm.conf that a test asks for."""
-    root = Path(tempfile.mkdtemp(prefix="tjobs-"))
-    root.chmod(0o755)
-    made = Site(make_sandbox(5, slurmd_timeout=5, extra=getattr(request, "param", ())), root)
-    try:
+    with site_on(make_sandbox(5, slurmd_timeout=5, extra=getattr(request, "param", ())), Site) as made:
         yield made
-    finally:
-        made.stop_daemon()
-        made.sandbox.down()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.mark.slow

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Site
+from jobs import Site, site_on
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.cluster
@@ -104,18 +102,14 @@ class OpsSite(Site):
 
 @pytest.fixture
 def ops(make_sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpsSite]:
-    root = Path(tempfile.mkdtemp(prefix="tops-"))
-    root.chmod(0o755)
-    monkeypatch.setenv("NOTIFY_SOCKET", str(root / "notify"))
-    made = OpsSite(make_sandbox(5, slurmd_timeout=5), root)
-    try:
-        made.start_daemon()
-        yield made
-    finally:
-        made.stop_daemon()
-        made.systemd.close()
-        made.sandbox.down()
-        shutil.rmtree(root, ignore_errors=True)
+    with site_on(make_sandbox(5, slurmd_timeout=5), OpsSite) as made:
+        monkeypatch.setenv("NOTIFY_SOCKET", str(made.root / "notify"))
+        try:
+            made.start_daemon()
+            yield made
+        finally:
+            made.stop_daemon()
+            made.systemd.close()
 
 
 def test_a_pause_holds_everything_through_a_crash_until_a_person_resumes(ops: OpsSite) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from jobs import JOB, RING, SETTINGS, Site, check_end
-from people import Person, people
+from people import Person
 from transom_slurm.sandbox import Sandbox
 
 from transomd.api.client import Client
@@ -81,14 +81,6 @@ class OwnSite(Site):
     def story(self) -> str:
         log = (self.root / "transomd.log").read_text()[-6000:]
         return log + "\n".join(p.read_text()[-3000:] for p in self.root.glob(".transom/*/logs/launcher.log"))
-
-
-@pytest.fixture(scope="module")
-def persons() -> Iterator[list[Person]]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to make accounts")
-    with people() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

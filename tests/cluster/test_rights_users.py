@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import check_end
-from people import Person, people
+from jobs import check_end, site_on
+from people import Person
 from usersite import UserSite
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -35,25 +33,10 @@ print(json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def persons() -> Iterator[list[Person]]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to make accounts")
-    with people() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def town(persons: list[Person], make_sandbox: Any) -> Iterator[UserSite]:
-    root = Path(tempfile.mkdtemp(prefix="trights-"))
-    root.chmod(0o755)
-    site = UserSite(make_sandbox(5, slurmd_timeout=5), root)
-    try:
+    with site_on(make_sandbox(5, slurmd_timeout=5), UserSite) as site:
         site.start_daemon()
         yield site
-    finally:
-        site.stop_daemon()
-        site.sandbox.down()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,18 +20,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="logs in as root")
 
 NODE = Profile(disk_free_min=0.0, inodes_free_min=0.0, modes=dict.fromkeys(("xid", "xid-reset"), CheckMode.OFF))
 """A profile that the machine under test meets whatever its disk and its kernel say."""
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with Sshd(tmp_path_factory.mktemp("sshd"), nodes=3) as running:
-        yield running
-
-
-@pytest.fixture
-async def pool(sshd: Sshd) -> AsyncIterator[SshPool]:
-    async with SshPool(sshd.settings(connect_timeout=2.0)) as opened:
-        yield opened
 
 
 def fake_python(path: Path, body: str) -> ProbeOptions:

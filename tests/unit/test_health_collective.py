@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from health_python import interpreter
-from health_sshd import Sshd, open_directory
+from health_sshd import Sshd
 
 from transomd.health.collective import MARK, CollectiveOptions, all_reduce
 from transomd.health.ssh import SshPool
@@ -17,24 +16,6 @@ from transomd.health.types import CollectiveReport
 from transomd.words import Outcome
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="logs in as root and runs the ranks as another user")
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with Sshd(tmp_path_factory.mktemp("sshd"), nodes=3) as running:
-        yield running
-
-
-@pytest.fixture
-async def pool(sshd: Sshd) -> AsyncIterator[SshPool]:
-    async with SshPool(sshd.settings()) as opened:
-        yield opened
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with open_directory() as path:
-        yield path
 
 
 def options(sshd: Sshd, **changes: object) -> CollectiveOptions:

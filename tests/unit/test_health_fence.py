@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,18 +22,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="logs in as root")
 
 JOB = f"j-test-{os.getpid()}"
 Start = Callable[..., "subprocess.Popen[bytes]"]
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with Sshd(tmp_path_factory.mktemp("sshd"), nodes=2) as running:
-        yield running
-
-
-@pytest.fixture
-async def pool(sshd: Sshd) -> AsyncIterator[SshPool]:
-    async with SshPool(sshd.settings()) as opened:
-        yield opened
 
 
 @pytest.fixture

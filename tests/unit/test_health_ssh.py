@@ -8,11 +8,10 @@ import pwd
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from health_sshd import Sshd, keygen, open_directory
+from health_sshd import Sshd, keygen
 
 from transomd.health import ssh
 from transomd.health.session import command_line
@@ -24,24 +23,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="logs in as root and r
 USER = "nobody"
 SERVER = "awk '{print $4}' /proc/$PPID/stat"
 """Prints the pid of the sshd that serves this session: the parent of ``timeout``."""
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with Sshd(tmp_path_factory.mktemp("sshd")) as running:
-        yield running
-
-
-@pytest.fixture
-async def pool(sshd: Sshd) -> AsyncIterator[SshPool]:
-    async with SshPool(sshd.settings()) as opened:
-        yield opened
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with open_directory() as path:
-        yield path
 
 
 async def alive(pid: int, deadline: float = 5.0) -> bool:
@@ -159,6 +140,23 @@ async def test_giving_up_kills_the_command(pool: SshPool, tmp_path: Path) -> Non
     with pytest.raises(asyncio.CancelledError):
         await running
     assert not await alive(pid)
+
+
+SLOW_WORDS = """ForceCommand exec bash -c 'eval "$SSH_ORIGINAL_COMMAND" 2> >(sleep 0.5; cat >&2)'\n"""
+
+
+async def test_giving_up_kills_a_command_whose_first_words_are_still_on_their_way(tmp_path: Path) -> None:
+    node = Sshd(tmp_path)
+    node.extra = SLOW_WORDS
+    with node:
+        async with SshPool(node.settings()) as pool:
+            script = f"echo $$ > {tmp_path}/self; exec sleep 300"
+            running = asyncio.create_task(pool.run("n1", ["sh", "-c", script], timeout=300))
+            pid = await read_pid(tmp_path / "self")
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert not await alive(pid)
 
 
 async def test_what_keeps_the_output_open_is_killed(pool: SshPool, tmp_path: Path) -> None:
