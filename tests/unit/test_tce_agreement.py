@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -20,6 +21,7 @@ from transomd.tce.memory.tenant import Tenant
 from transomd.tce.replicate import sender
 from transomd.tce.replicate.agreement import Step, Told, agree, missed, writable
 from transomd.tce.replicate.sender import Sender
+from transomd.tce.replicate.standing import LAST_RETRY_S, Standing
 
 
 def told(keeps: set[Step], **copies: set[Step]) -> Told:
@@ -200,7 +202,7 @@ def test_a_keeper_gives_up_no_copy_that_it_was_told_to_keep(directory: Path) -> 
 class OneRank:
     """Stands for a tenant with whole, digested steps in its slots."""
 
-    quiet_for = 0.0
+    directory, rank, quiet_for = Path("there"), 0, 0.0
 
     def __init__(self, *steps: int) -> None:
         self.arena = Arena.create(4, 4096, "one-rank")
@@ -214,17 +216,32 @@ class OneRank:
         return True
 
 
-def chosen(copier: Sender, rank: OneRank) -> int | None:
-    found = copier._choose(cast(Tenant, rank), ("there", 0))
+def chosen(copier: Sender, rank: OneRank, standing: Standing) -> int | None:
+    found = copier._choose(cast(Tenant, rank), standing)
     return None if found is None else found[2].step
 
 
+def test_a_rank_that_is_gone_is_not_waited_for() -> None:
+    """Else a keeper whose partner was lost would look a thousand times a second once its program has ended."""
+    rank = OneRank(1)
+    there = [rank]
+    copier = Sender("", lambda: cast(list[Tenant], there), {})
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = nobody.getsockname()
+    copier.turn_to(("n2", address))
+    assert wait_for(lambda: copier.problem.startswith("copies do not reach n2"), 60)
+    assert wait_for(lambda: copier._wait_s() is not None, 60)
+    there.clear()
+    assert wait_for(lambda: copier._wait_s() is None, 2 * LAST_RETRY_S)
+    rank.arena.close()
+
+
 def test_each_rank_goes_on_by_itself_where_no_word_comes_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank, copier = OneRank(4, 5, 6), Sender("", tuple, {})
+    rank, copier, standing = OneRank(4, 5, 6), Sender("", tuple, {}), Standing()
     copier.aim_at((1, 5))
-    assert chosen(copier, rank) == 5, "the first from the aim on"
-    copier._sent["there", 0] = (1, 5, 5)
-    assert chosen(copier, rank) is None, "the next aim is waited for"
+    assert chosen(copier, rank, standing) == 5, "the first from the aim on"
+    standing.sent = (1, 5, 5)
+    assert chosen(copier, rank, standing) is None, "the next aim is waited for"
     monkeypatch.setattr(sender, "WORD_S", 0.0)
-    assert chosen(copier, rank) == 6
+    assert chosen(copier, rank, standing) == 6
     rank.arena.close()

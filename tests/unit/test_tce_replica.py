@@ -26,7 +26,7 @@ from transomd.tce.memory.arena import Arena, staged
 from transomd.tce.memory.slots import STAGED, SlotState
 from transomd.tce.memory.table import Place, Table, encode
 from transomd.tce.replicate.copies import Copy
-from transomd.tce.replicate.peer import CHUNK, LOOK_S, TIMEOUT_S, Peer
+from transomd.tce.replicate.peer import CHUNK, TIMEOUT_S, Peer
 from transomd.tce.replicate.post import offer_of, quarantine_if_damaged
 
 NEVER = 1_000_000
@@ -259,49 +259,37 @@ def test_what_was_not_digested_yet_is_handed_out_with_digests_and_is_no_damage()
     arena.close()
 
 
-def test_a_flipped_bit_in_the_copy_is_found_and_the_next_tier_used(directory: Path) -> None:
-    with nodes(directory.parent, 3) as (n1, n2, n3):
-        pair([n1, n2, n3], {"n1": "n2"})
-        on(n1)
-        engine = saver(directory, storage_every=1)
+@pytest.mark.parametrize(
+    ("storage_every", "damaged", "lost", "here", "found"),
+    [
+        pytest.param(1, "n2", "n1", "n3", (2, "storage"), id="in-the-copy-of-a-step-that-is-stored"),
+        pytest.param(NEVER, "n2", "n1", "n3", (1, "copy of another node"), id="in-the-copy"),
+        pytest.param(NEVER, "n2", "n1", "n2", (1, "copy of another node"), id="in-the-copy-on-this-very-node"),
+        pytest.param(NEVER, "n1", "", "n1", (2, "copy of another node"), id="in-own-memory"),
+    ],
+)
+def test_a_flipped_bit_in_memory_is_found_and_the_next_best_used(
+    directory: Path, storage_every: int, damaged: str, lost: str, here: str, found: tuple[int, str]
+) -> None:
+    """Of steps 1 and 2, which n1 saved and n2 has copies of, a bit of the newest is flipped."""
+    with nodes(directory.parent, 3) as all_:
+        there = {node.name: node for node in all_}
+        pair(all_, {"n1": "n2"})
+        on(there["n1"])
+        engine = saver(directory, storage_every=storage_every)
         for step in (1, 2):
             handle = engine.save(step, state_of(step))
-            handle.wait("replica", timeout=20)
-            handle.wait("storage", timeout=20)
-        flip(n2, 0, copy=True)
-        n1.kill()
-        pair([n2, n3], {}, epoch=2)
-        on(n3)
-        assert loaded(directory, "storage") == 2
-        assert wait_for(lambda: n2.copies() == [1], 60)
-        assert "damaged in memory" in n2.log.read_text()
-        engine.close(0)
-
-
-def test_a_flipped_bit_is_found_by_the_node_that_holds_the_copy_itself(directory: Path) -> None:
-    with nodes(directory.parent, 2) as (n1, n2):
-        pair([n1, n2], {"n1": "n2"})
-        on(n1)
-        engine = saver(directory)
-        for step in (1, 2):
-            engine.save(step, state_of(step)).wait("replica", timeout=20)
-        flip(n2, 0, copy=True)
-        n1.kill()
-        pair([n2], {}, epoch=2)
-        on(n2)
-        assert loaded(directory, "copy of another node") == 1
-        engine.close(0)
-
-
-def test_a_damaged_own_slot_is_replaced_by_the_copy(directory: Path) -> None:
-    with nodes(directory.parent, 2) as (n1, n2):
-        pair([n1, n2], {"n1": "n2"})
-        on(n1)
-        engine = saver(directory)
-        engine.save(1, state_of(1)).wait("replica", timeout=20)
-        flip(n1, 0, copy=False)
-        pair([n1, n2], {"n1": "n2"}, epoch=2)
-        assert loaded(directory, "copy of another node") == 1
+            handle.wait("replica", timeout=60)
+            if storage_every == 1:
+                handle.wait("storage", timeout=60)
+        flip(there[damaged], 0, copy=damaged == "n2")
+        if lost:
+            there.pop(lost).kill()
+        pair(list(there.values()), {}, epoch=2)
+        on(there[here])
+        assert loaded(directory, found[1]) == found[0]
+        if damaged == "n2":
+            assert wait_for(lambda: "damaged in memory" in there[damaged].log.read_text(), 60)
         engine.close(0)
 
 
@@ -427,12 +415,41 @@ def test_a_transfer_that_hangs_gives_way_to_the_saves(directory: Path) -> None:
         engine = saver(directory)
         engine.save(1, state_of(1, 400_000)).wait("replica", timeout=20)
         os.kill(n2.process.pid, signal.SIGSTOP)
-        for step in range(2, 8):
-            assert engine.save(step, state_of(step, 400_000)).done("memory"), step
-            time.sleep(6 * LOOK_S)
+        assert engine.save(2, state_of(2, 400_000)).done("memory")
+        assert wait_for(lambda: in_use(n1, 2), 20)
+        assert engine.save(3, state_of(3, 400_000)).done("memory")
+        assert wait_for(lambda: "wanted for something else" in n1.status()["replica_problem"], 20)
+        assert wait_for(lambda: not in_use(n1, 2), 20)
+        assert engine.save(4, state_of(4, 400_000)).done("memory")
         os.kill(n2.process.pid, signal.SIGCONT)
         engine.save(9, state_of(9, 400_000)).wait("replica", timeout=40)
         assert engine.skipped == 0
+        engine.close(0)
+
+
+def in_use(node: Node, step: int) -> bool:
+    """Whether a keeper reads what rank 0 has staged of a step."""
+    arena = arena_of(node, 0, copy=False)
+    found = any(state.step == step and arena.used(slot) for slot, state in enumerate(arena.states()))
+    arena.close()
+    return found
+
+
+def test_what_kept_copies_from_a_lost_partner_is_not_said_of_the_next(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,), socket.create_server(("127.0.0.1", 0)) as n2:
+        keepers = {"n2": [*n2.getsockname(), []]}
+        n1.ask(op="peers", epoch=1, me="n1", partner="n2", keepers=keepers)
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1))
+        peer = Peer(n2.accept()[0])
+        peer.welcome(n1.token.read_text())
+        assert peer.receive()["t"] == "offer"
+        pair([n1], {}, epoch=2)
+        with pytest.raises(ConnectionError, match="closed the connection"):
+            peer.receive()
+        assert n1.status()["replica_problem"] == ""
+        peer.close()
         engine.close(0)
 
 
@@ -444,9 +461,7 @@ def test_a_new_partner_gets_the_copy_though_the_old_one_still_owes_an_answer(dir
         engine.save(1, state_of(1)).wait("replica", timeout=20)
         os.kill(n2.process.pid, signal.SIGSTOP)
         handle = engine.save(2, state_of(2))
-        mine = arena_of(n1, 0, copy=False)
-        assert wait_for(lambda: any(s.step == 2 and mine.used(at) for at, s in enumerate(mine.states())), 20)
-        mine.close()
+        assert wait_for(lambda: in_use(n1, 2), 20)
         pair([n1, n3], {"n1": "n3"}, epoch=2)
         handle.wait("replica", timeout=20)
         assert n3.copies()[0] == 2

@@ -32,6 +32,7 @@ class Pairing:
         self._launch = launch
         self._alive = alive
         self._there: dict[str, dict[str, Any]] = {}
+        self._partners: dict[str, str] = {}
         self._untold: set[str] = set()
         self._keeping: asyncio.Task[None] | None = None
 
@@ -57,24 +58,24 @@ class Pairing:
         if any(self._place(node) != (told["port"], told["domain"]) for node, told in new.items()):
             self._there.update(new)
             self._untold = set(self._there)
-            log.info("copies of checkpoints: %s", told_of(self._partners()))
+            self._partners = self._paired()
+            log.info("copies of checkpoints: %s", told_of(self._partners))
         await self._tell()
 
     def _place(self, node: str) -> tuple[Any, Any]:
         told = self._there.get(node, {})
         return told.get("port"), told.get("domain")
 
-    def _partners(self) -> dict[str, str]:
+    def _paired(self) -> dict[str, str]:
         launched = [node for node in self._launch if node in self._there]
         return partners(launched, {node: str(told["domain"]) for node, told in self._there.items()})
 
     async def _tell(self) -> None:
-        partner = self._partners()
         keepers = {node: [node, told["port"], told["ranks"]] for node, told in self._there.items()}
         nodes = sorted(self._untold.intersection(self._alive()))
+        told = {"epoch": self._epoch, "keepers": keepers}
         asked = (
-            self._hub.ask(node, "peers", ASK_S, epoch=self._epoch, me=node, partner=partner.get(node), keepers=keepers)
-            for node in nodes
+            self._hub.ask(node, "peers", ASK_S, me=node, partner=self._partners.get(node), **told) for node in nodes
         )
         for node, answer in zip(nodes, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(answer, Exception):

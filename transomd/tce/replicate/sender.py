@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -16,8 +15,7 @@ from transomd.tce.replicate import transfer
 from transomd.tce.replicate.holdings import Step
 from transomd.tce.replicate.peer import Peer
 from transomd.tce.replicate.post import offer_of, quarantine_if_damaged
-
-log = logging.getLogger("transom.tce.keeper")
+from transomd.tce.replicate.standing import FIRST_RETRY_S, LAST_RETRY_S, Address, Key, Partner, Standing
 
 AGAIN_S = 0.05
 """How soon what the partner may have by itself in a moment is offered again."""
@@ -29,18 +27,13 @@ WORD_S = 120.0
 """How long who has reached the aim is left without a new one before it goes on by itself: the launcher may be gone."""
 INSIST_S = 10.0
 """How long it is left to the partner to have it by itself."""
-FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
-Key = tuple[str, int]
 Entry = tuple[Arena, int, SlotState]
-Address = tuple[str, tuple[str, int]]
-"""A node and where its keeper listens."""
 
 
 class Sender:
     """``begun`` tells which step of a directory another node copies at the moment."""
 
     def __init__(self, token: str, tenants: Callable[[], Sequence[Tenant]], begun: dict[str, Step]) -> None:
-        self.problem = ""
         self._token = token
         self._cap = Cap.of(os.environ, REPLICA)
         self._tenants = tenants
@@ -48,15 +41,9 @@ class Sender:
         self._aim: Step | None = None
         self._aimed_at = 0.0
         self._done_at = 0.0
-        self._partner: Address | None = None
+        self._partner: Partner | None = None
         self._peer: Peer | None = None
-        self._peer_of: Address | None = None
-        self._sent: dict[Key, tuple[int, int, int]] = {}
-        self._put_off: dict[Key, tuple[SlotState, float]] = {}
-        self._later: dict[Key, float] = {}
-        self._refusals: dict[Key, tuple[tuple[int, int, int], float]] = {}
-        self._pauses: dict[Key, float] = {}
-        self._retry_s = FIRST_RETRY_S
+        self._peer_of: Partner | None = None
         self._bell = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -64,14 +51,18 @@ class Sender:
     def partner(self) -> str:
         """The node that gets the copies; '' if none does."""
         partner = self._partner
-        return partner[0] if partner else ""
+        return partner.node if partner else ""
 
-    def turn_to(self, partner: Address | None) -> None:
+    @property
+    def problem(self) -> str:
+        """What keeps copies from the partner; '' if nothing does."""
+        partner = self._partner
+        return partner.problem if partner else ""
+
+    def turn_to(self, address: Address | None) -> None:
         """Copy to this node from now on: what is newest goes there at once."""
-        if partner != self._partner:
-            self._partner = partner
-            self._sent, self._put_off, self._later, self.problem = {}, {}, {}, ""
-            self._refusals, self._pauses = {}, {}
+        if address != (self._partner.address if self._partner else None):
+            self._partner = Partner(address) if address else None
         self.ring()
 
     def aim_at(self, step: Step | None) -> None:
@@ -88,65 +79,64 @@ class Sender:
         while True:
             self._bell.wait(self._wait_s())
             self._bell.clear()
+            partner = self._partner
             try:
-                while self._one():
+                while self._one(partner):
                     pass
-                self._retry_s = FIRST_RETRY_S
             except Exception as error:  # the thread must live; what is wrong stands in status
-                self._trouble(f"copies do not reach {self.partner}: {error}", error)
+                self._trouble(partner, error)
 
-    def _trouble(self, told: str, error: Exception) -> None:
-        if told != self.problem:
-            log.warning("%s", told, exc_info=not isinstance(error, OSError))
-        self.problem = told
+    def _trouble(self, partner: Partner | None, error: Exception) -> None:
         self._hang_up()
-        end = time.monotonic() + self._retry_s
-        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
-        self._later = dict.fromkeys(self._keys(), end)
+        if partner is None or partner is not self._partner:
+            return
+        partner.tell(f"copies do not reach {partner.node}: {error}", None if isinstance(error, OSError) else error)
+        end = time.monotonic() + partner.retry_s
+        partner.retry_s = min(2 * partner.retry_s, LAST_RETRY_S)
+        for tenant in self._tenants():
+            partner.ranks[_key(tenant)].not_before = end
 
     def _wait_s(self) -> float | None:
-        now = time.monotonic()
-        ends = [*self._later.values(), *(end for _, end in self._refusals.values())]
-        waits = [max(0.001, end - now) for end in ends]
+        """How long until there may be something to copy without a ring; None: for ever."""
+        partner, now = self._partner, time.monotonic()
+        if partner is None:
+            return None
+        # Nobody looks at what is due for a rank that is not here any more: it is not waited for.
+        due = [at for tenant in self._tenants() if (at := partner.ranks[_key(tenant)].look_at)]
+        waits = [max(0.001, at - now) for at in due]
         return min([*waits, LOOK_S] if self._peer or self._aim else waits, default=None)
 
-    def _keys(self) -> list[Key]:
-        return [(str(tenant.directory), tenant.rank) for tenant in self._tenants()]
-
-    def _one(self) -> bool:
+    def _one(self, partner: Partner | None) -> bool:
         """Copy one slot; False if there is none to copy now."""
-        partner = self._partner
-        if partner is None:
+        if partner is None or partner is not self._partner:
             self._hang_up()
             return False
         if self._peer is not None and self._peer.gone:
             self._hang_up()
-            self._sent = {}
+            partner.gone()
         for tenant in self._tenants():
-            key = str(tenant.directory), tenant.rank
-            if self._later.get(key, 0.0) > time.monotonic():
-                continue
-            self._later.pop(key, None)
-            if self._choose(tenant, key) is None:
+            standing = partner.ranks[_key(tenant)]
+            if standing.held_back(time.monotonic()) or self._choose(tenant, standing) is None:
                 continue
             peer = self._connected(partner)
             # Chosen once more: the program may have saved while we called.
-            entry = self._choose(tenant, key)
+            entry = self._choose(tenant, standing)
             if entry is not None and entry[0].acquire(entry[1], entry[2].seq):
                 try:
-                    self._copy(tenant, key, entry, partner, peer)
+                    self._copy(tenant, entry, partner, peer)
                 finally:
                     entry[0].release(entry[1])
                 return True
+        partner.retry_s = FIRST_RETRY_S
         return False
 
-    def _choose(self, tenant: Tenant, key: Key) -> Entry | None:
+    def _choose(self, tenant: Tenant, standing: Standing) -> Entry | None:
         """What to copy next of a rank: nothing older than what was copied.
 
         Ranks that copy different steps would share none. So the first one from the aim on; without an aim what another
         node has begun to copy; of several that wait, the one whose number is roundest, which all ranks see alike.
         """
-        last = max(self._sent.get(key, (-1, -1, -1)), self._refused_until_now(key))
+        last = standing.offered(time.monotonic())
         new = [entry for entry in tenant.staged() if entry[2].order > last]
         ready = [entry for entry in new if tenant.digested(entry) and not crowded(entry[0], entry[1])]
         aim = self._aim
@@ -158,60 +148,39 @@ class Sender:
                 return min(due, key=lambda entry: entry[2].order, default=None)
             if time.monotonic() - max(self._aimed_at, self._done_at) < WORD_S:
                 return None
-        begun = self._begun.get(key[0])
+        begun = self._begun.get(str(tenant.directory))
         return max(ready, key=lambda entry: _rank_of(entry[2], begun), default=None)
 
-    def _refused_until_now(self, key: Key) -> tuple[int, int, int]:
-        """What the partner did not take a moment ago: that, and what is older, is not offered before its time."""
-        order, end = self._refusals.get(key, ((-1, -1, -1), 0.0))
-        if end > time.monotonic():
-            return order
-        self._refusals.pop(key, None)
-        return -1, -1, -1
-
-    def _copy(self, tenant: Tenant, key: Key, entry: Entry, partner: Address, peer: Peer) -> None:
+    def _copy(self, tenant: Tenant, entry: Entry, partner: Partner, peer: Peer) -> None:
         arena, slot, state = entry
-        since = self._put_off.get(key, (None, 0.0))
-        began = since[1] if since[0] == state else time.monotonic()
-        insist = time.monotonic() - began > INSIST_S
+        key = _key(tenant)
+        standing = partner.ranks[key]
+        since = standing.left_since(state, time.monotonic())
+        insist = time.monotonic() - since > INSIST_S
         offer = offer_of(key[0], tenant, entry)
 
         def wanted() -> bool:
             # A partner that was lost may leave us waiting for its answer.
-            return crowded(arena, slot) or partner != self._partner
+            return crowded(arena, slot) or partner is not self._partner
 
         result, why = transfer.send(peer, offer, arena, slot, wanted, insist, self._cap)
-        if partner != self._partner:
+        if partner is not self._partner:
             return
         if result == transfer.DONE:
-            self._sent[key], self._done_at = state.order, time.monotonic()
-            for there in (self._put_off, self._refusals, self._pauses):
-                there.pop(key, None)
-            self.problem = ""
+            partner.ranks[key], partner.problem = Standing(sent=state.order), ""
+            self._done_at = time.monotonic()
             tenant.replicated(state.step, state.epoch)
         elif result == transfer.LATER:
-            self._put_off[key] = state, began
-            self._later[key] = time.monotonic() + AGAIN_S
-        else:
-            self._refused(tenant, key, entry, why)
+            standing.leave(state, since, time.monotonic() + AGAIN_S)
+        elif not quarantine_if_damaged(tenant, entry):
+            # What stood in its way may change: no room, a copy that is being read.
+            partner.tell(f"{partner.node} does not take the copy of step {state.step} of rank {tenant.rank}: {why}")
+            standing.refuse(state.order, time.monotonic())
 
-    def _refused(self, tenant: Tenant, key: Key, entry: Entry, why: str) -> None:
-        """What stood in its way may change (no room, a copy that is being read), so it is offered again, ever later."""
-        if quarantine_if_damaged(tenant, entry):
-            return
-        state = entry[2]
-        told = f"{self.partner} does not take the copy of step {state.step} of rank {tenant.rank}: {why}"
-        if told != self.problem:
-            log.warning("%s", told)
-        self.problem = told
-        pause = self._pauses.get(key, FIRST_RETRY_S)
-        self._pauses[key] = min(2 * pause, LAST_RETRY_S)
-        self._refusals[key] = state.order, time.monotonic() + pause
-
-    def _connected(self, partner: Address) -> Peer:
-        if self._peer is None or self._peer_of != partner:
+    def _connected(self, partner: Partner) -> Peer:
+        if self._peer is None or self._peer_of is not partner:
             self._hang_up()
-            self._peer, self._peer_of = Peer.dial(partner[1], self._token), partner
+            self._peer, self._peer_of = Peer.dial(partner.address[1], self._token), partner
         return self._peer
 
     def _hang_up(self) -> None:
@@ -230,6 +199,10 @@ def crowded(arena: Arena, slot: int) -> bool:
         other == slot or arena.used(other) or (state.state == STAGED and state.order == newest)
         for other, state in enumerate(states)
     )
+
+
+def _key(tenant: Tenant) -> Key:
+    return str(tenant.directory), tenant.rank
 
 
 def _rank_of(state: SlotState, begun: Step | None) -> tuple[int, bool, int, int]:

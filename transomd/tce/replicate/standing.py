@@ -1,0 +1,95 @@
+"""What a sender knows of its partner: how far the copies of each rank have come there, and what keeps them from it."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from transomd.tce.memory.slots import SlotState
+
+log = logging.getLogger("transom.tce.keeper")
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
+Key = tuple[str, int]
+"""Directory and rank."""
+Order = tuple[int, int, int]
+"""Of slots, as ``SlotState.order``."""
+NOTHING: Order = (-1, -1, -1)
+Address = tuple[str, tuple[str, int]]
+"""A node and where its keeper listens."""
+
+
+@dataclass
+class Standing:
+    """Of one rank. Times are of the monotonic clock, 0.0 for none.
+
+    ``sent`` was copied last. Nothing is offered before ``not_before``; ``refused``, and what is older, not before
+    ``refused_until``, and the next refusal counts for ``pause_s``. ``put_off`` has been left to the partner since
+    ``put_off_at``.
+    """
+
+    sent: Order = NOTHING
+    not_before: float = 0.0
+    refused: Order = NOTHING
+    refused_until: float = 0.0
+    pause_s: float = FIRST_RETRY_S
+    put_off: SlotState | None = None
+    put_off_at: float = 0.0
+
+    def held_back(self, now: float) -> bool:
+        """Whether nothing is offered yet."""
+        if self.not_before > now:
+            return True
+        self.not_before = 0.0
+        return False
+
+    def offered(self, now: float) -> Order:
+        """The newest slot that is not to be offered again now; nor is what is older."""
+        if self.refused_until <= now:
+            self.refused, self.refused_until = NOTHING, 0.0
+        return max(self.sent, self.refused)
+
+    def refuse(self, order: Order, now: float) -> None:
+        """Offer it again after a pause, ever later."""
+        self.refused, self.refused_until = order, now + self.pause_s
+        self.pause_s = min(2 * self.pause_s, LAST_RETRY_S)
+
+    def left_since(self, state: SlotState, now: float) -> float:
+        """Since when this is left to the partner, which may have it by itself."""
+        return self.put_off_at if self.put_off == state else now
+
+    def leave(self, state: SlotState, since: float, until: float) -> None:
+        """Leave it to the partner for a moment."""
+        self.put_off, self.put_off_at, self.not_before = state, since, until
+
+    @property
+    def look_at(self) -> float:
+        """When there may be something to offer though nothing new is saved."""
+        return self.not_before or self.refused_until
+
+
+@dataclass(eq=False)
+class Partner:
+    """One that was turned to: what is known of it goes with it."""
+
+    address: Address
+    ranks: defaultdict[Key, Standing] = field(default_factory=lambda: defaultdict(Standing))
+    problem: str = ""
+    retry_s: float = FIRST_RETRY_S
+
+    @property
+    def node(self) -> str:
+        """Its name."""
+        return self.address[0]
+
+    def tell(self, problem: str, error: Exception | None = None) -> None:
+        """Note what is wrong; the log gets it once, with the trace of an ``error``."""
+        if problem != self.problem:
+            log.warning("%s", problem, exc_info=error)
+        self.problem = problem
+
+    def gone(self) -> None:
+        """Its keeper is not the one that was called before, and may have nothing."""
+        for standing in self.ranks.values():
+            standing.sent = NOTHING
