@@ -6,7 +6,9 @@ The ranks are forked from one process that has imported torch, which takes longe
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
+import signal
 import sys
 import traceback
 import uuid
@@ -30,7 +32,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from transomd.tce.catalogue import list_checkpoints
 from transomd.tce.dcp import TransomStorageReader, TransomStorageWriter, commit, load_newest
+from transomd.tce.handle import SaveHandle
 
 # Rows: divided evenly by 4, unevenly, fewer than ranks (empty shards), none at all.
 ROWS = (8, 10, 2, 1, 0)
@@ -204,6 +208,62 @@ def load_meshed(place: Path) -> None:
             same(full, torch.load(place / f"{kind}.pt"), kind)
 
 
+def held_state(fill: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """What ``save_copied`` saves, on any number of ranks."""
+    return {**tensors(fill), "step": 1}
+
+
+def save_copied(place: Path) -> None:
+    """Save into memory alone, and wait until another node has a copy; then the node of the first rank is lost."""
+    writer = TransomStorageWriter(place / "held", epoch=1, storage_every=1000)
+    dcp.save(held_state(lambda t: t), storage_writer=writer, checkpoint_id="1")
+    assert writer.handle is not None
+    writer.handle.wait("replica", 60)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.kill(int(os.environ["DOOMED"]), signal.SIGKILL)
+    dist.barrier()
+
+
+def load_copied(place: Path) -> None:
+    """Load that as the next start, and end at once."""
+    state = held_state(torch.zeros_like)
+    assert load_newest(state, place / "held", epoch=2) == 1
+    same(gathered(state), gathered(held_state(lambda t: t)), "held")
+
+
+def load_and_go_on(place: Path) -> None:
+    """Load it and save on, the same step first; it comes to storage while only every thousandth step is to."""
+    load_copied(place)
+    writer = TransomStorageWriter(place / "held", epoch=2, storage_every=1000)
+    for step in (1, 2):
+        dcp.save(held_state(lambda t: t), storage_writer=writer, checkpoint_id=str(step))
+    assert writer.handle is not None
+    assert (writer.handle.step, writer.handle.done("memory")) == (2, True)
+    wait = SaveHandle(
+        1, lambda: any((c.step, c.epoch, c.complete) == (1, 2, True) for c in list_checkpoints(writer.directory))
+    )
+    wait.wait("storage", 60)
+    assert not writer.handle.done("storage")
+    dist.barrier()
+
+
+def load_across(place: Path) -> None:
+    """Load from the memory of several nodes what DCP's own reader brings from its files."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("transom.tce").addHandler(handler)
+    logging.getLogger("transom.tce").setLevel(logging.INFO)
+    theirs, ours = tensors(torch.zeros_like), tensors(torch.zeros_like)
+    dcp.load(theirs, storage_reader=dcp.FileSystemReader(place / "dcp"))
+    assert load_newest(ours, place / "memory") == 2
+    same(ours, theirs, "across")
+    load_trained(place, "memory")
+    told = {line.partition("loaded from ")[2] for line in said if "loaded from" in line}
+    assert told <= {"memory", "nowhere: this rank loads nothing"}, said
+
+
 def load_damaged(place: Path) -> None:
     """Step 2 is damaged: it is named on all ranks and nothing of it reaches the state; then step 1 is loaded."""
     state = tensors(torch.zeros_like)
@@ -273,6 +333,9 @@ def run(what: str, rank: int, world: int, place: Path) -> int:
     # A rank whose peers are gone may wait for ever: tell where, and end.
     faulthandler.dump_traceback_later(220, exit=True)
     torch.set_num_threads(1)
+    nodes = os.environ.get("NODES", "").split()
+    if nodes:
+        os.environ["TRANSOM_AGENT"] = nodes[rank * len(nodes) // world]
     commit.TOKEN = uuid.uuid4().hex  # as in a process that was not forked
     try:
         dist.init_process_group("gloo", init_method=f"file://{place}/{what}-{world}", rank=rank, world_size=world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from transomd.tce.dcp.facts import DAMAGED, DamagedError, folders
 from transomd.tce.dcp.reader import TransomStorageReader
-from transomd.tce.dcp.shares import look, whole
+from transomd.tce.dcp.shares import look, partly, search, whole
 from transomd.tce.errors import CheckpointError
 from transomd.tce.manifest import parse_step_folder, step_folder
 from transomd.tce.replicate.holdings import decode
@@ -28,24 +28,27 @@ def load_newest(
     directory: str | os.PathLike[str] | None = None,
     *,
     resume_step: int | None = None,
+    epoch: int | None = None,
     process_group: dist.ProcessGroup | None = None,
     planner: Callable[[], LoadPlanner] | None = None,
 ) -> int | None:
     """Do ``dcp.load`` from the newest checkpoint of at most ``resume_step`` that is good on every rank.
 
     Returns its step; None: there is nothing to resume from. Every rank of the group must call it. Without a directory,
-    TRANSOM_CHECKPOINT_DIR and TRANSOM_RESUME_STEP say what to load. Raises CheckpointError if there are checkpoints and
-    none is good: nothing was loaded then.
+    TRANSOM_CHECKPOINT_DIR, TRANSOM_RESUME_STEP and TRANSOM_EPOCH say what to load. ``epoch`` is that of this start,
+    under which what is in memory alone is brought to storage, before anything is saved. Raises CheckpointError if there
+    are checkpoints and none is good: nothing was loaded then.
     """
     if directory is None:
         found = TransomStorageReader.from_env()
         directory, resume_step = found.directory, found.resume_step if resume_step is None else resume_step
+        epoch = found.epoch if epoch is None else epoch
     place = Path(os.path.abspath(directory))
     refuted: dict[str, str] = {}
     while (agreed := _agreed(place, resume_step, refuted, process_group)) is not None:
         name, ranks = agreed
         step, _ = parse_step_folder(name) or (0, 0)
-        reader = _Reader(place / name, ranks)
+        reader = _Reader(place / name, ranks, epoch)
         try:
             load(
                 state_dict,
@@ -71,8 +74,8 @@ def load_newest(
 class _Reader(TransomStorageReader):
     """Reads one folder, which the memory of ``ranks`` ranks holds, too (0: it does not)."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
-        super().__init__(folder.parent)
+    def __init__(self, folder: Path, ranks: int, epoch: int | None) -> None:
+        super().__init__(folder.parent, epoch=epoch)
         self._found = folder, ranks
 
     def find(self) -> tuple[Path, int]:
@@ -87,19 +90,50 @@ def _agreed(
 
     With it, of how many ranks it is in memory (0: it is not).
     """
-    stored = [folder.name for folder in folders(place)]
-    mine = stored, [one.encode() for one in look(place)]
-    everyones = [mine]
-    if dist.is_available() and dist.is_initialized():
-        everyones = [mine] * dist.get_world_size(group)
-        dist.all_gather_object(everyones, mine, group=group)
-    held = whole(decode(one) for _, of_rank in everyones for one in of_rank)
-    in_memory = {step_folder(step, epoch): ranks for (epoch, step), ranks in held.items()}
-    found = {name: 0 for name in stored if all(name in names for names, _ in everyones)} | in_memory
-    steps = {name: parse_step_folder(name) or (0, 0) for name in found if name not in refuted}
-    wanted = [name for name, (step, _) in steps.items() if bound is None or step <= bound]
-    newest = max(wanted, key=lambda name: steps[name][::-1], default=None)
-    return None if newest is None else (newest, found[newest])
+    everyones = _exchange(([folder.name for folder in folders(place)], [one.encode() for one in look(place)]), group)
+    stored = set.intersection(*({*names} for names, _ in everyones))
+    held = [decode(one) for _, of_rank in everyones for one in of_rank]
+    found = dict.fromkeys(stored, 0) | _names(whole(held))
+
+    def wanted(name: str) -> bool:
+        return name not in refuted and (bound is None or _order(name)[1] <= bound)
+
+    newest = max(filter(wanted, found), key=_order, default="")
+    parts = [part for part in partly(held) if wanted(name := _name(part[0])) and _order(name) > _order(newest)]
+    if parts:
+        # The rest may be on nodes where no rank of this start is. One asks for all.
+        asks = not _distributed() or dist.get_rank(group) == 0
+        told = _exchange([one.encode() for one in search(place, parts)] if asks else [], group)[0]
+        found |= _names(whole([*held, *map(decode, told)]))
+        newest = max(filter(wanted, found), key=_order, default="")
+    return (newest, found[newest]) if newest else None
+
+
+def _name(at: tuple[int, int]) -> str:
+    epoch, step = at
+    return step_folder(step, epoch)
+
+
+def _names(found: Mapping[tuple[int, int], int]) -> dict[str, int]:
+    return {_name(at): ranks for at, ranks in found.items()}
+
+
+def _order(name: str) -> tuple[int, int]:
+    step, epoch = parse_step_folder(name) or (-1, -1)
+    return epoch, step
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _exchange(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """What every rank says."""
+    if not _distributed():
+        return [mine]
+    everyones = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, mine, group=group)
+    return everyones
 
 
 def _damage(error: CheckpointException) -> str:

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from transomd.tce.dcp import commit, staging
+from transomd.tce.dcp import carried, commit, staging
 from transomd.tce.dcp.facts import Chunk, Facts, Stored, TensorFacts, folders
 from transomd.tce.dcp.shares import Shares, Step, look, whole
 from transomd.tce.dcp.source import Source
@@ -32,7 +32,7 @@ from transomd.tce.dcp.values import check_loadable
 from transomd.tce.dcp.writer import step_of
 from transomd.tce.environment import at_least, from_environment
 from transomd.tce.errors import CheckpointError
-from transomd.tce.manifest import parse_step_folder, step_folder
+from transomd.tce.manifest import MANIFEST, parse_step_folder, step_folder
 from transomd.tce.memory.place import agent_socket
 
 log = logging.getLogger("transom.tce")
@@ -44,25 +44,33 @@ class TransomStorageReader(StorageReader):
     ``resume_step`` bounds the step that may be chosen. Before anything reaches the program, every rank verifies the
     bytes that it would load: damage is named and raised on all ranks. Each share of a rank is taken from this node's
     memory, else from another node's, else from storage. A step that is in memory alone is found by ``load_newest``;
-    and here where this node holds all of it and no agent tells of other nodes, that may not see it.
+    and here where this node holds all of it and no agent tells of other nodes, that may not see it. With the ``epoch``
+    of this start such a step is brought to storage, before anything is saved.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, step: int | None = None, resume_step: int | None = None
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        step: int | None = None,
+        resume_step: int | None = None,
+        epoch: int | None = None,
     ) -> None:
         super().__init__()
         self.directory = Path(os.path.abspath(directory))
         self.step = None if step is None else at_least(step, 0, "step")
         self.resume_step = None if resume_step is None else at_least(resume_step, 0, "resume_step")
+        self.epoch = None if epoch is None else at_least(epoch, 0, "epoch")
         self.loaded_from = ""
         self._source: Source | None = None
+        self._ranks = 0
         self._chunks: dict[MetadataIndex, Chunk] = {}
 
     @classmethod
     def from_env(cls, **overrides: Any) -> TransomStorageReader:
-        """The reader that transom's launcher describes: TRANSOM_CHECKPOINT_DIR and TRANSOM_RESUME_STEP."""
+        """The reader that the launcher describes: TRANSOM_CHECKPOINT_DIR, TRANSOM_RESUME_STEP and TRANSOM_EPOCH."""
         found = from_environment(os.environ, {"rank": 0, "world_size": 1, **overrides})
-        arguments = {key: value for key, value in found.items() if key in ("directory", "resume_step")}
+        arguments = {key: value for key, value in found.items() if key in ("directory", "resume_step", "epoch")}
         return cls(**{**arguments, **overrides})
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -75,8 +83,8 @@ class TransomStorageReader(StorageReader):
     def read_metadata(self) -> Metadata:
         """What the checkpoint holds. CheckpointError if there is none, DamagedError if its facts are damaged."""
         self._release()
-        folder, ranks = self.find()
-        self._source = _source(folder, ranks)
+        folder, self._ranks = self.find()
+        self._source = _source(folder, self._ranks)
         try:
             facts = self._source.facts()
         except CheckpointError:
@@ -101,17 +109,28 @@ class TransomStorageReader(StorageReader):
         except CheckpointError:
             source.release()
             raise
-        return replace(plan, storage_data=source.folder.name)
+        return replace(plan, storage_data=(source.folder.name, self._here(source.folder)))
+
+    def _here(self, folder: Path) -> frozenset[int]:
+        """The ranks whose shares are in this node's memory, if they are to be brought to storage."""
+        step, epoch = parse_step_folder(folder.name) or (0, 0)
+        if self.epoch is None or self.epoch <= epoch or not self._ranks:
+            return frozenset()
+        return frozenset(one.rank for one in look(folder.parent) if (one.epoch, one.step) == (epoch, step))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks load one checkpoint. On the coordinator."""
-        names = sorted({str(plan.storage_data) for plan in plans})
+        """Check that all ranks load one checkpoint, and deal out what storage lacks of it. On the coordinator."""
+        names = sorted({str(plan.storage_data[0]) for plan in plans})
         if len(names) > 1:
             raise CheckpointError(
                 f"{self.directory}: the ranks see different checkpoints as the newest: {', '.join(names)}",
                 hint="name the step: TransomStorageReader(directory, step=N), or use load_newest",
             )
-        return plans
+        here = [plan.storage_data[1] for plan in plans]
+        if self.epoch is None or not any(here) or os.path.exists(self.directory / names[0] / MANIFEST):
+            return plans
+        dealt = carried.tasks(self.epoch, here, self._ranks)
+        return [replace(plan, storage_data=task) for plan, task in zip(plans, dealt, strict=True)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Bring the bytes into the program, each verified once more as it is read."""
@@ -125,12 +144,19 @@ class TransomStorageReader(StorageReader):
             _bring(item, last[1], planner)
         log.info("%s: loaded from %s", source.folder.name, source.told)
         self.loaded_from = source.told
-        commit.RESUMED.add(source.folder)
         del last
+        self._resumed(source, plan.storage_data)
         source.release()
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _resumed(self, source: Source, task: object) -> None:
+        """What was loaded is not removed; if storage lacks it, it is brought there."""
+        folder = source.folder
+        if isinstance(task, carried.Task) and source.shares is not None:
+            folder = carried.bring(folder, self._ranks, source.shares, task)
+        commit.RESUMED.add(folder)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -23,14 +23,14 @@ class Source:
 
     def __init__(self, folder: Path, shares: Shares | None = None) -> None:
         self.folder = folder
-        self._shares = shares
+        self.shares = shares
         self._verified: dict[Stored, memoryview] = {}
         self._stored = 0
         self._files: dict[str, dict[str, str]] = {}
 
     def facts(self) -> Facts:
         """What the checkpoint holds. DamagedError if that is damaged or gone."""
-        if self._shares is not None and (content := self._shares.find(FILE, "")) is not None:
+        if self.shares is not None and (content := self.shares.find(FILE, "")) is not None:
             try:
                 return decode(bytes(content))
             except ValueError as error:
@@ -39,7 +39,7 @@ class Source:
 
     def check(self, stored: Stored) -> None:
         """Verify the bytes of a tensor; DamagedError names file and tensor if no tier has them undamaged."""
-        found = self._shares.find(stored.file, stored.name) if self._shares is not None else None
+        found = self.shares.find(stored.file, stored.name) if self.shares is not None else None
         if found is not None and len(found) == stored.bytes:
             self._verified[stored] = found
         else:
@@ -66,8 +66,8 @@ class Source:
     def release(self) -> None:
         """Let go of memory."""
         self._verified = {}
-        if self._shares is not None:
-            self._shares.release()
+        if self.shares is not None:
+            self.shares.release()
 
     def _known(self, stored: Stored) -> Stored:
         """With its digest, which the writer's manifest has where it was taken after the facts were written."""

@@ -148,8 +148,8 @@ class Staging:
         except OSError:
             self._opened = self._copy(0)
             tier.publish(self._opened, step, self._table, handle)
-        for folder in commit.RESUMED:
-            tier.spare(folder)
+        for folder in sorted(commit.RESUMED, key=commit.CARRIED.__contains__):
+            tier.spare(folder, lacking=folder in commit.CARRIED)
         return handle
 
     def drop(self) -> None:

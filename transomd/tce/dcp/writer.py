@@ -147,7 +147,8 @@ class TransomStorageWriter(StorageWriter):
             epoch = commit.claim(self.directory, self.epoch, self._terms.token, once=self._in_memory)
         except OSError as error:
             raise storage_error(f"step {step}: the epoch could not be claimed", error, self.directory, 4096) from error
-        commit.begin(self.directory / step_folder(step, epoch), step, epoch, self._in_memory)
+        if not self._carried(step, epoch):
+            commit.begin(self.directory / step_folder(step, epoch), step, epoch, self._in_memory)
         return [
             replace(plan, storage_data=Share(step, epoch, rank, len(plans), time.time(), self._terms.token))
             for rank, plan in enumerate(plans)
@@ -157,15 +158,29 @@ class TransomStorageWriter(StorageWriter):
         """Copy this rank's share into memory; or, without the memory tier, write it, durably."""
         # With cached plans the share is that of an earlier save, of the same epoch and rank.
         share = replace(plan.storage_data, step=self._step())
+        if self._carried(share.step, share.epoch):
+            self.handle = self._again(share)
+            return _done([WriteResult(MetadataIndex(_SHARE), 0, share)])
         items = Items(plan, planner)
         results = self._stage(share, items) if self._in_memory else None
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results or self._write(share, items))
-        return future
+        return _done(results or self._write(share, items))
+
+    def _carried(self, step: int, epoch: int) -> bool:
+        """Whether the step was loaded, and is on its way to storage in this epoch: no other one goes there."""
+        return self.directory / step_folder(step, epoch) in commit.CARRIED
+
+    def _again(self, share: Share) -> SaveHandle:
+        step = share.step
+        log.warning("step %d was loaded from memory and is brought to storage as it was; it is not saved again", step)
+        handle = SaveHandle(step, (self.directory / step_folder(step, share.epoch) / MANIFEST).exists)
+        handle.in_memory = True
+        return handle
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint, or let keepers do so: with the facts comes the last share. On the coordinator."""
         shares = [result[-1].storage_data for result in results]
+        if self._carried(shares[0].step, shares[0].epoch):
+            return
         stored = {one.index: one.storage_data for result in results for one in result[:-1]}
         facts = encode(commit.facts_of(metadata, stored))
         staged = self._staged.pop(threading.get_ident(), None)
@@ -248,6 +263,12 @@ def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
             hint="the directory goes to the writer or reader: TransomStorageWriter(directory), checkpoint_id=str(step)",
         )
     return int(text)
+
+
+def _done(results: list[WriteResult]) -> Future[list[WriteResult]]:
+    future: Future[list[WriteResult]] = Future()
+    future.set_result(results)
+    return future
 
 
 def _results(share: Share, items: Items, records: Sequence[TensorRecord], known: bool) -> list[WriteResult]:

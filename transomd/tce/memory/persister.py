@@ -96,7 +96,7 @@ class Persister:
         self._cap = cap
         self._trouble: Trouble | None = None
         self._progress = Progress()
-        self._stores: dict[int, Store] = {}
+        self._stores: dict[tuple[int, int], Store] = {}
         self._unfinished: dict[int, Unfinished] = {}
         self._retry = Retry()
         self._look_s = FIRST_LOOK_S
@@ -194,19 +194,23 @@ class Persister:
         """Note which of the staged steps another rank has begun to write."""
         found = set()
         for _, _, state in self._staged():
-            store = self._stores.get(state.epoch)
-            if store is not None and store.writer.world_size > 1 and store.writer.folder(state.step).is_dir():
-                found.add((state.epoch, state.step))
+            at = state.epoch, state.step
+            writers = [store.writer for (epoch, ranks), store in self._stores.items() if epoch == at[0] and ranks > 1]
+            if writers and writers[0].folder(state.step).is_dir():
+                found.add(at)
         self._progress = replace(self._progress, begun=frozenset(found))
 
     def _store(self, epoch: int, world_size: int) -> Store:
-        """The store of an epoch; whose it is, the first look decides."""
-        orders, store = self.orders, self._stores.get(epoch)
+        """The store of an epoch; whose it is, the first look decides.
+
+        A start that loads on other ranks than saved has steps of both numbers of ranks.
+        """
+        orders, store = self.orders, self._stores.get((epoch, world_size))
         if store is None:
             owner = orders.owner or Owner(world_size, epoch, "", 1)
             token = owner.token if owner.epoch == epoch else ""
             store = Store(Writer(self._directory, self._rank, world_size, epoch), token, owner.keep)
-            self._stores[epoch] = store
+            self._stores[epoch, world_size] = store
         store.completion.resume_source = orders.resume_source
         return store
 

@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from transomd.tce.errors import CheckpointError
 from transomd.tce.handle import SaveHandle
+from transomd.tce.manifest import parse_step_folder
 from transomd.tce.memory import carry
 from transomd.tce.memory.arena import PAGE, Arena
 from transomd.tce.memory.ledger import Ledger, NoRoom
@@ -274,7 +275,7 @@ class MemoryTier:
             if self._link is not None:
                 self._tell("resumed", folder=str(found.folder), step=self._wanted(found))
                 if found.memory_only and own:
-                    self._adopt(found.manifest.step, found.manifest.epoch)
+                    self.adopt(found.manifest.step, found.manifest.epoch)
 
     def _wanted(self, found: Found) -> int:
         """The loaded step if storage lacks it, and is to get it whatever steps it gets else; -1 if it has it."""
@@ -283,40 +284,49 @@ class MemoryTier:
 
     def carry_over(self, found: Found, recall: Recall, first_of_node: bool) -> None:
         """Stage under this epoch what another place than this rank's own memory gave, while ``recall`` holds it."""
-        writer, step = self._store.writer, found.manifest.step
+        step = found.manifest.step
         with self._lock:
             self._wanted(found)
-            parts = carry.share(recall.held(), writer.rank, first_of_node)
-            needs = tuple(place.name for place, _ in recall.held())
-            table = carry.lay_out(parts, writer.rank, writer.world_size, needs)
-            content = encode(table)
+            parts = carry.share(recall.held(), self._store.writer.rank, first_of_node)
             try:
-                arena = self._arena_for(table.end + len(content))
-                slot = self._slot(arena, step)
+                self.restage(step, parts, tuple(place.name for place, _ in recall.held()))
             except (OSError, MemoryError, NoRoom) as error:
                 log.warning("step %d, which was loaded, is not brought to storage: %s", step, error)
-                return
+
+    def restage(self, step: int, parts: carry.Share, needs: tuple[str, ...]) -> None:
+        """Stage under this epoch, byte by byte, what an earlier start staged. Raises OSError, MemoryError or NoRoom."""
+        writer = self._store.writer
+        with self._lock:
+            table = carry.lay_out(parts, writer.rank, writer.world_size, needs)
+            content = encode(table)
+            arena = self._arena_for(table.end + len(content))
+            slot = self._slot(arena, step)
             carry.fill(arena.image(slot), table, parts)
             self._publish(arena, slot, step, table, content)
             self._tell_staged()
 
-    def spare(self, folder: Path) -> None:
-        """What was loaded from this folder is not removed."""
+    def spare(self, folder: Path, lacking: bool = False) -> None:
+        """What was loaded from this folder is not removed; if storage is ``lacking`` it, it is to get it."""
+        step = (parse_step_folder(folder.name) or (-1, -1))[0] if lacking else -1
         with self._lock, contextlib.suppress(OSError):
-            self._tell("resumed", folder=str(folder), step=-1)
+            self.ledger.resumed = step
+            self._tell("resumed", folder=str(folder), step=step)
 
-    def _adopt(self, step: int, epoch: int) -> None:
-        """Make what an earlier start staged this one's own: under its old epoch nobody may write it any more.
+    def adopt(self, step: int, epoch: int) -> bool:
+        """Make this start's own what an earlier one staged for this rank; whether it is there. Raises OSError.
 
-        Whoever reads it at the moment (another rank that loads, the keeper) may go on: its bytes do not change.
+        Under its old epoch nobody may write it any more. Whoever reads it at the moment (another rank that loads, the
+        keeper) may go on: its bytes do not change.
         """
-        self._ask_for_arena(1)
-        assert self._arena is not None
-        for slot, state in enumerate(self._arena.states()):
-            if state.state == STAGED and (state.step, state.epoch) == (step, epoch):
-                self._seq += 1
-                self._arena.set_state(slot, replace(state, epoch=self._store.writer.epoch, seq=self._seq))
-                self._tell("staged", **self.ledger.staged())
+        with self._lock:
+            arena = self._arena_for(1)
+            for slot, state in enumerate(arena.states()):
+                if state.state == STAGED and (state.step, state.epoch) == (step, epoch):
+                    self._seq += 1
+                    arena.set_state(slot, replace(state, epoch=self._store.writer.epoch, seq=self._seq))
+                    self._tell("staged", **self.ledger.staged())
+                    return True
+            return False
 
     # --- hearing ------------------------------------------------------------------------------------------------
 
