@@ -1,19 +1,18 @@
-"""What a keeper answers, and the memory that it hands out. All in the keeper's control thread; nothing here waits."""
+"""What a keeper answers to programs, agents and people. All in the keeper's control thread; nothing here waits."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transomd.tce.memory import budget
-from transomd.tce.memory.arena import Arena, rounded, whole_size
+from transomd.tce.memory.arena import rounded
 from transomd.tce.memory.digests import Entry
 from transomd.tce.memory.due import Owner
+from transomd.tce.memory.landlord import Landlord, adopt, drop_outgrown
 from transomd.tce.memory.tenant import SLOTS, Tenant
 from transomd.tce.memory.wire import Line, Message
 from transomd.tce.rate import STORAGE, Cap
@@ -22,8 +21,6 @@ from transomd.tce.replicate.copies import told as digests_told
 from transomd.tce.replicate.holdings import Holder, holdings, loadable
 from transomd.tce.replicate.office import Office
 
-log = logging.getLogger("transom.tce.keeper")
-LEAST_SLOTS = 2
 _BACKLOG = 10000
 Key = tuple[str, int]
 
@@ -48,7 +45,8 @@ class Desk:
         self._wake = wake
         self._tenants: dict[Key, Tenant] = {}
         self._cap = Cap.of(os.environ, STORAGE)
-        self.office = Office(lambda: list(self._tenants.values()), self._refusal, wake)
+        self._landlord = Landlord(lambda: list(self._tenants.values()), lambda: self.office.copies)
+        self.office = Office(lambda: list(self._tenants.values()), self._landlord.refusal, wake)
         self._leaving: set[Key] = set()
         self._news: deque[tuple[Tenant, Message]] = deque(maxlen=_BACKLOG)
 
@@ -62,7 +60,7 @@ class Desk:
     def goodbye(self, line: Line) -> None:
         """A program is gone, or has closed its line."""
         guest = self.lines.pop(line)
-        self._release(guest)
+        _let_go(guest)
         tenant = self._tenants.get(guest.key) if guest.key else None
         if tenant is not None and guest.owns:
             tenant.abandon()
@@ -99,7 +97,7 @@ class Desk:
         self.office.pass_on(self.lines)
         for key, tenant in list(self._tenants.items()):
             tenant.pin(self.office.copies.keeps)
-            _drop_outgrown(tenant)
+            drop_outgrown(tenant)
             gone = tenant.deserted and self._done(tenant) and not any(guest.key == key for guest in self.lines.values())
             if gone and (ending or key in self._leaving):
                 self._leaving.discard(key)
@@ -114,63 +112,58 @@ class Desk:
 
     def answer(self, line: Line, message: Message) -> None:
         """Do what a program asks. Raises ValueError, KeyError or TypeError for what is no request."""
-        guest = self.lines[line]
         asked = message["op"]
-        if asked == "status":
-            line.queue({"id": message.get("id"), **self.status()})
-        elif asked == "hello":
-            guest.key = os.path.realpath(message["directory"]), int(message["rank"])
-            guest.world_size = int(message["world_size"])
-            owned = any(other.owns and other.key == guest.key for other in self.lines.values() if other is not guest)
-            held = holdings(self.office.holders(guest.key[0]))
-            told = {
-                "steps": [list(at) for at in loadable(held, guest.key[1], guest.world_size)],
-                "staged": self._staged(guest.key),
-                "owned": owned,
-                "held": [one.encode() for one in held],
-            }
-            line.queue({"id": message["id"], **told})
-        elif asked == "arena":
-            self._arena(line, guest, message)
-        elif asked == "hold":
-            self._hold(line, guest, message)
-        elif asked == "release":
-            self._release(guest)
-        elif asked == "staged":
-            if guest.owns:
-                self._tenant(guest).choose(message.get("due", ()), int(message.get("every", 0)))
-            self._tenant(guest).ring(int(message["skipped"]))
-        elif asked == "quarantine":
-            self._quarantine(guest, message)
-        elif asked == "resumed":
-            self._tenant(guest).resumed(Path(message["folder"]), int(message["step"]))
-        elif asked in ("abroad", "fetch"):
-            self.office.ask(line, message, _key(guest), guest.world_size)
-        elif asked == "peers":
-            self.office.meet(message)
-            for tenant in self._tenants.values():
-                self._tell(tenant, {"t": "partner", "none": self.office.no_partner})
-            line.queue({"id": message.get("id")})
-        elif asked == "keep":
-            self.office.keep(message)
-            line.queue({"id": message.get("id")})
-        elif asked == "bye":
-            self._leaving.add(_key(guest))
-            self._tenant(guest).abandon()
-        else:
+        if asked not in _REQUESTS:
             raise ValueError(f"unknown request {asked!r}")
+        _REQUESTS[asked](self, line, self.lines[line], message)
 
     def status(self) -> Message:
         """For people and for the launcher."""
-        found = budget.look(os.environ)
-        return {
-            "pid": os.getpid(),
-            "limit": found.limit,
-            "limit_source": found.source,
-            "taken": self._taken(),
-            "ranks": [tenant.status() for tenant in self._tenants.values()],
-            **self.office.status(),
+        ranks = [tenant.status() for tenant in self._tenants.values()]
+        return {"pid": os.getpid(), **self._landlord.status(), "ranks": ranks, **self.office.status()}
+
+    def _status(self, line: Line, guest: Guest, message: Message) -> None:
+        line.queue({"id": message.get("id"), **self.status()})
+
+    def _hello(self, line: Line, guest: Guest, message: Message) -> None:
+        """Learn of which rank the program talks; what this node holds for it."""
+        guest.key = os.path.realpath(message["directory"]), int(message["rank"])
+        guest.world_size = int(message["world_size"])
+        owned = any(other.owns and other.key == guest.key for other in self.lines.values() if other is not guest)
+        held = holdings(self.office.holders(guest.key[0]))
+        told = {
+            "steps": [list(at) for at in loadable(held, guest.key[1], guest.world_size)],
+            "staged": self._staged_steps(guest.key),
+            "owned": owned,
+            "held": [one.encode() for one in held],
         }
+        line.queue({"id": message["id"], **told})
+
+    def _staged(self, line: Line, guest: Guest, message: Message) -> None:
+        tenant = self._tenant(guest)
+        if guest.owns:
+            tenant.choose(message.get("due", ()), int(message.get("every", 0)))
+        tenant.ring(int(message["skipped"]))
+
+    def _resumed(self, line: Line, guest: Guest, message: Message) -> None:
+        self._tenant(guest).resumed(Path(message["folder"]), int(message["step"]))
+
+    def _ask_abroad(self, line: Line, guest: Guest, message: Message) -> None:
+        self.office.ask(line, message, _key(guest), guest.world_size)
+
+    def _peers(self, line: Line, guest: Guest, message: Message) -> None:
+        self.office.meet(message)
+        for tenant in self._tenants.values():
+            self._tell(tenant, {"t": "partner", "none": self.office.no_partner})
+        line.queue({"id": message.get("id")})
+
+    def _keep(self, line: Line, guest: Guest, message: Message) -> None:
+        self.office.keep(message)
+        line.queue({"id": message.get("id")})
+
+    def _bye(self, line: Line, guest: Guest, message: Message) -> None:
+        self._leaving.add(_key(guest))
+        self._tenant(guest).abandon()
 
     def _tenant(self, guest: Guest) -> Tenant:
         key = _key(guest)
@@ -183,21 +176,21 @@ class Desk:
         self._news.append((tenant, message))
         self._wake()
 
-    # --- arenas -------------------------------------------------------------------------------------------------
-
     def _arena(self, line: Line, guest: Guest, message: Message) -> None:
         """Give the rank an arena for states of so many bytes: the one that it has, one that it brings, or a new one."""
-        needed = rounded(int(message["bytes"]))
-        tenant, key = self._tenant(guest), _key(guest)
+        needed, tenant, key = int(message["bytes"]), self._tenant(guest), _key(guest)
         self._leaving.discard(key)
         others = [each for each, other in self.lines.items() if other is not guest and other.owns and other.key == key]
         for other in others:
             # It may still write: what it has mapped stays its own, and is given to nobody else.
             self.lines[other].owns = False
             other.queue({"t": "lost"})
-        self._adopt(line, tenant)
-        fits = bool(tenant.arenas) and not others and tenant.arenas[-1].slot_bytes >= int(message["bytes"])
-        refusal = "" if fits else self._grow(tenant, needed)
+        brought, line.descriptors = line.descriptors, []
+        adopt(tenant, brought)
+        fits = bool(tenant.arenas) and not others and tenant.arenas[-1].slot_bytes >= needed
+        # With copies on another node one slot more, so that what is copied stays here, too.
+        most = SLOTS if self.office.no_partner else SLOTS + 1
+        refusal = "" if fits else self._landlord.grow(tenant, rounded(needed), most)
         if refusal:
             line.queue({"id": message["id"], "refused": refusal})
             return
@@ -211,54 +204,9 @@ class Desk:
             {"id": message["id"], "seq": newest, "no_partner": self.office.no_partner}, [tenant.arenas[-1].descriptor]
         )
 
-    def _adopt(self, line: Line, tenant: Tenant) -> None:
-        """Take the arena of a program whose keeper was lost; everything staged in it is looked at again."""
-        brought, line.descriptors = line.descriptors, []
-        for descriptor in brought:
-            if tenant.arenas:
-                os.close(descriptor)
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                arena = Arena(descriptor)
-                arena.forget_uses()
-                tenant.arenas = [arena]
-
-    def _grow(self, tenant: Tenant, slot_bytes: int) -> str:
-        """A new arena beside the one that has become too small; why not, if not."""
-        refusal = ""
-        # With copies on another node one more, so that what is copied stays here, too.
-        most = SLOTS if self.office.no_partner else SLOTS + 1
-        for slots in range(most, LEAST_SLOTS - 1, -1):
-            size = whole_size(slots, slot_bytes)
-            refusal = self._refusal(size)
-            if not refusal:
-                name = f"rank-{tenant.rank}"
-                try:
-                    arena = Arena.create(slots, slot_bytes, name)
-                except OSError as error:
-                    return f"memory for {name}: {error}"
-                log.info("%s of %s: %d slots of %d bytes", name, tenant.directory, slots, slot_bytes)
-                tenant.arenas = [*tenant.arenas, arena]
-                arena.fill()
-                return ""
-        return refusal
-
-    def _refusal(self, size: int) -> str:
-        """Why so many more bytes cannot be had; '' if they can. From any thread."""
-        return budget.look(os.environ).refusal(size + self._unfilled(), self._taken())
-
-    def _taken(self) -> int:
-        own = sum(arena.bytes for tenant in list(self._tenants.values()) for arena in tenant.arenas)
-        return own + self.office.copies.bytes
-
-    def _unfilled(self) -> int:
-        """What was handed out and does not show in the kernel's numbers yet; at most so much."""
-        arenas = (arena for tenant in list(self._tenants.values()) for arena in tenant.arenas)
-        return sum(arena.bytes for arena in arenas if arena.filling) + self.office.copies.unfilled
-
     # --- what is staged -----------------------------------------------------------------------------------------
 
-    def _staged(self, key: Key) -> list[list[int]]:
+    def _staged_steps(self, key: Key) -> list[list[int]]:
         tenant = self._tenants.get(key)
         return [[state.epoch, state.step] for _, _, state in tenant.staged()] if tenant else []
 
@@ -286,17 +234,21 @@ class Desk:
                 descriptors.append(arena.descriptor)
         line.queue({"id": message["id"], "slots": told}, descriptors)
 
-    def _quarantine(self, guest: Guest, message: Message) -> None:
+    def _quarantine(self, line: Line, guest: Guest, message: Message) -> None:
         for holder in self.office.holders(_key(guest)[0]):
             # A copy of the same rank may well be good; whoever reads it next will see.
             if holder.rank == int(message["of_rank"]) and bool(message["copy"]) == isinstance(holder, Copy):
                 holder.quarantine(int(message["epoch"]), int(message["step"]))
 
-    @staticmethod
-    def _release(guest: Guest) -> None:
-        for arena, slot, _ in guest.held:
-            arena.release(slot)
-        guest.held = []
+    def _release(self, line: Line, guest: Guest, message: Message) -> None:
+        _let_go(guest)
+
+
+def _let_go(guest: Guest) -> None:
+    """What the program has loaded may be written over."""
+    for arena, slot, _ in guest.held:
+        arena.release(slot)
+    guest.held = []
 
 
 def _key(guest: Guest) -> Key:
@@ -305,11 +257,18 @@ def _key(guest: Guest) -> Key:
     return guest.key
 
 
-def _drop_outgrown(tenant: Tenant) -> None:
-    """Free arenas that became too small, once nothing in them is newest, in use or still to be stored."""
-    newest = next(iter(tenant.staged()), None)
-    for arena in tenant.arenas[:-1]:
-        open_ = any(arena.used(slot) or arena.settled(slot) < state.seq for slot, state in enumerate(arena.states()))
-        if not open_ and newest is not None and newest[0] is not arena:
-            tenant.arenas = [other for other in tenant.arenas if other is not arena]
-            arena.close()
+_REQUESTS: Mapping[str, Callable[[Desk, Line, Guest, Message], None]] = {
+    "status": Desk._status,
+    "hello": Desk._hello,
+    "arena": Desk._arena,
+    "hold": Desk._hold,
+    "release": Desk._release,
+    "staged": Desk._staged,
+    "quarantine": Desk._quarantine,
+    "resumed": Desk._resumed,
+    "abroad": Desk._ask_abroad,
+    "fetch": Desk._ask_abroad,
+    "peers": Desk._peers,
+    "keep": Desk._keep,
+    "bye": Desk._bye,
+}
