@@ -33,7 +33,7 @@ class Rank(Tenant):
         self.arenas = [Arena.create(4, 4096, "rank-0")]
 
     def stage(self, slot: int, step: int, seq: int, epoch: int = 1, world_size: int = 1) -> None:
-        (arena,) = self.arenas
+        arena = self.arenas[-1]
         content = encode(Table(0, world_size, (), ()))
         arena.image(slot)[: len(content)] = content
         arena.set_state(slot, SlotState(STAGED, seq, step, epoch, 0, len(content), xxh3_64_intdigest(content)))
