@@ -6,6 +6,7 @@ ranks, in their order.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -54,6 +55,7 @@ def main() -> int:
     """Run one rank."""
     from transomd.tce import CheckpointEngine
 
+    logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meet = meeting(world)

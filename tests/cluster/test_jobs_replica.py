@@ -10,6 +10,8 @@ import copied
 import pytest
 from jobs import Site, check_end
 
+from transomd.tce.catalogue import list_checkpoints
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 JOB = """\
@@ -44,6 +46,19 @@ def told(site: Site, epoch: int) -> dict[int, tuple[int, str]]:
         assert match, log.read_text()
         found[int(log.stem[-5:])] = int(match[1]), match[2]
     return found
+
+
+def told_interval(site: Site, job: int) -> int:
+    """One in how many steps goes to storage, as people are told; 0: it is not told."""
+    found = re.search(r"storage gets one in every (\d+) steps \(auto\)", site.cli("status", str(job)))
+    return int(found[1]) if found else 0
+
+
+def intervals(site: Site) -> set[int]:
+    """What the ranks of the first launch have chosen, as they say, with their measures."""
+    logs = "".join(log.read_text() for log in site.root.glob("work/.transom/*/logs/e000001/rank-*.log"))
+    why = r"in every (\d+) \(chosen by measure\): a write takes [\d.]+ s, a step [\d.]+ s, and the job's MTTF is 0.03 h"
+    return {int(every) for every in re.findall(why, logs)}
 
 
 def all_losses(site: Site, launch: str = "e*") -> dict[int, set[str]]:
@@ -95,11 +110,18 @@ def test_copies_that_are_slower_than_the_saves_are_of_one_step(site: Site) -> No
 
 
 def test_loss_of_both_holders_is_made_good_from_storage(site: Site) -> None:
-    job = submitted(site, spares=2)
+    """Which gets a step as often as it is worth it: so soon after a failure is the next one expected."""
+    job = submitted(site, spares=2, checkpoint="storage_every: auto, node_mttf: 6m, keep: 100")
+    site.wait(lambda: told_interval(site, job) in intervals(site), "how often storage gets a step, and why", 60)
     site.sandbox.fail("n2", "power")
     site.sandbox.fail("n3", "power")
     check_end(site, job, drained={"n2", "n3"})
     went_on = told(site, max(x["epoch"] for x in site.detail(job)["launches"]))
-    assert {step % 10 for step, _ in went_on.values()} == {0}
+    there = list_checkpoints(site.root / "work" / "ck")
+    *stored, first = (one.step for one in there if one.complete and one.epoch == 1)
+    # The first step, and then that of each window, whose length is a power of two.
+    assert first == 1
+    assert all(step % 2 == 0 for step in stored), stored
+    assert {step for step, _ in went_on.values()} == {max([first, *stored])}
     assert {where for _, where in went_on.values()} >= {"storage"}
     assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}

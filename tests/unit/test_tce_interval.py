@@ -105,7 +105,7 @@ def test_the_first_step_is_stored_and_then_by_the_formula(caplog: pytest.LogCapt
     assert found == [1, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4608]
     assert [record.getMessage() for record in caplog.records] == [
         "storage gets the first step that is saved in every 512 (chosen by measure): a write takes 10.00 s, "
-        "a step 2.00 s, and the job's MTTF is 58 h"
+        "a step 2.00 s, and the job's MTTF is 57.70 h"
     ]
     run(auto, clock, range(5000, 20000), 2.0, 100.0)
     assert auto.every == 2048

@@ -120,7 +120,7 @@ class Auto:
         if every != self.every:
             self.every = every
             log.info(
-                "storage gets %s: a write takes %.2f s, a step %.2f s, and the job's MTTF is %.0f h",
+                "storage gets %s: a write takes %.2f s, a step %.2f s, and the job's MTTF is %.2f h",
                 *(self.rule, busy, pace, self._mttf_s / 3600),
             )
 
