@@ -17,8 +17,8 @@ from transomd.tce.memory.tenant import SLOTS, Tenant
 from transomd.tce.memory.wire import Line, Message
 from transomd.tce.rate import STORAGE, Cap
 from transomd.tce.replicate.copies import Copy
-from transomd.tce.replicate.copies import told as digests_told
 from transomd.tce.replicate.holdings import Holder, holdings, loadable
+from transomd.tce.replicate.offer import told as digests_told
 from transomd.tce.replicate.office import Office
 
 _BACKLOG = 10000

@@ -11,17 +11,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from xxhash import xxh3_64_intdigest
 
 from transomd.tce.image import digest_file
-from transomd.tce.manifest import FileRecord
 from transomd.tce.memory.arena import Arena, rounded, staged, whole_size
 from transomd.tce.memory.slots import WRITING, SlotState
-from transomd.tce.memory.table import Place, Table, decode, encode, images
+from transomd.tce.memory.table import Table, decode, encode, images
 from transomd.tce.replicate.agreement import Step, writable
+from transomd.tce.replicate.offer import Digests, Key, Offer, areas_of, told
 from transomd.tce.replicate.peer import CHUNK, LOOK_S
 
 log = logging.getLogger("transom.tce.keeper")
@@ -29,10 +29,6 @@ SLOTS = 2
 AGREE_S = 10.0
 """How long a copy stays for all ranks to have one of the same step, where an older one is kept that all have."""
 Entry = tuple[Arena, int, SlotState]
-Key = tuple[str, int]
-Digests = dict[str, tuple[FileRecord, ...]]
-Told = dict[str, list[list[str]]]
-"""Digests as they are told: of each file of a part, then of its tensors."""
 
 
 class Refused(Exception):
@@ -41,34 +37,6 @@ class Refused(Exception):
 
 class NotYet(Refused):
     """It is taken later, when what is here is needed no more."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """One staged step of one rank, as its keeper offers it; ``table`` is what its slot says of itself."""
-
-    directory: str
-    rank: int
-    state: SlotState
-    table: bytes
-    digests: Told
-
-    @property
-    def key(self) -> Key:
-        """Whose it is."""
-        return self.directory, self.rank
-
-    def checked_table(self) -> Table:
-        """The table; ValueError if it is not that of the state, or tells of bytes outside the slot."""
-        table, state = decode(self.table), self.state
-        if xxh3_64_intdigest(self.table) != state.table_digest or len(self.table) != state.table_bytes:
-            raise ValueError("the table does not match its digest")
-        areas = [area for place in table.places for area in areas_of(place)]
-        if any(at < 0 or size < 0 or at + size > state.table_offset for at, size in areas):
-            raise ValueError("a part lies outside its slot")
-        if any(r.offset < 0 or r.offset + r.bytes > p.tensors_bytes for p in table.places for r in p.records):
-            raise ValueError("a tensor lies outside its part")
-        return table
 
 
 @dataclass
@@ -91,19 +59,6 @@ class Incoming:
 def piece(arena: Arena, slot: int, number: int, end: int) -> memoryview:
     """The bytes of a chunk, in a slot whose files end at ``end``."""
     return arena.image(slot)[number * CHUNK : min(number * CHUNK + CHUNK, end)]
-
-
-def told(digests: Mapping[str, tuple[FileRecord, ...]]) -> Told:
-    """Digests as they are told to others."""
-    return {
-        name: [[file.xxh3_128, *(tensor.xxh3_128 for tensor in file.tensors)] for file in files]
-        for name, files in digests.items()
-    }
-
-
-def areas_of(place: Place) -> list[tuple[int, int]]:
-    """Where the two files of a part lie, and their sizes."""
-    return [(place.tensors_at, place.tensors_bytes), (place.rest_at, place.rest_bytes)]
 
 
 class Copy:

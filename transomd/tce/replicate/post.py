@@ -19,8 +19,9 @@ from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Place, images
 from transomd.tce.memory.tenant import Tenant
 from transomd.tce.replicate import transfer
-from transomd.tce.replicate.copies import Copies, Offer, Told, told
+from transomd.tce.replicate.copies import Copies
 from transomd.tce.replicate.holdings import Holder, Holding, Step, decode, holdings, loadable
+from transomd.tce.replicate.offer import Offer, Told, told
 from transomd.tce.replicate.peer import Peer
 
 log = logging.getLogger("transom.tce.keeper")

@@ -13,9 +13,10 @@ from transomd.tce.memory.tenant import Tenant
 from transomd.tce.rate import REPLICA, Cap
 from transomd.tce.replicate import transfer
 from transomd.tce.replicate.holdings import Step
+from transomd.tce.replicate.offer import Key
 from transomd.tce.replicate.peer import Peer
 from transomd.tce.replicate.post import offer_of, quarantine_if_damaged
-from transomd.tce.replicate.standing import FIRST_RETRY_S, LAST_RETRY_S, Address, Key, Partner, Standing
+from transomd.tce.replicate.standing import FIRST_RETRY_S, LAST_RETRY_S, Address, Partner, Standing
 
 AGAIN_S = 0.05
 """How soon what the partner may have by itself in a moment is offered again."""

@@ -7,12 +7,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from transomd.tce.memory.slots import SlotState
+from transomd.tce.replicate.offer import Key
 
 log = logging.getLogger("transom.tce.keeper")
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 10.0
-Key = tuple[str, int]
-"""Directory and rank."""
 Order = tuple[int, int, int]
 """Of slots, as ``SlotState.order``."""
 NOTHING: Order = (-1, -1, -1)

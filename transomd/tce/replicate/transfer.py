@@ -15,7 +15,8 @@ from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.slots import STAGED, SlotState
 from transomd.tce.memory.table import Place
 from transomd.tce.rate import Cap
-from transomd.tce.replicate.copies import Copies, Incoming, NotYet, Offer, Refused, piece
+from transomd.tce.replicate.copies import Copies, Incoming, NotYet, Refused, piece
+from transomd.tce.replicate.offer import Offer
 from transomd.tce.replicate.peer import CHUNK, END, STOPPED, GaveWay, Peer, never
 
 UNCAPPED = Cap(0)
