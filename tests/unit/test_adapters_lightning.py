@@ -6,7 +6,9 @@ Lightning is none of the development packages: see docs/checkpoint.md for how to
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,3 +201,99 @@ def test_lightning_resumes_to_the_bit(tmp_path: Path) -> None:
 def test_lightning_takes_it_for_its_own(tmp_path: Path) -> None:
     io = pytest.importorskip("lightning.pytorch.plugins.io", reason=WITHOUT_LIGHTNING)
     assert issubclass(TransomCheckpointIO, io.CheckpointIO)
+
+
+class Loader:
+    """A data loader that keeps its place, and draws the order of each epoch from torch's random state."""
+
+    def __init__(self) -> None:
+        self.at = self.seed = 0
+        self.going_on = False
+
+    def __len__(self) -> int:
+        return 22
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.going_on or self.at == len(self):
+            self.at, self.seed = 0, int(torch.randint(1 << 30, ()))
+        self.going_on = False
+        while self.at < len(self):
+            self.at += 1
+            yield torch.randn(4, 8, generator=torch.Generator().manual_seed(self.seed + self.at))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.seed, self.going_on = state["at"], state["seed"], True
+
+
+def exact_run(place: Path, scaled: bool, cut: int = 0) -> tuple[list[float], Any]:
+    """Train with dropout and an accumulation over four batches, up to the ``cut``-th batch; losses and weights."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    from transomd.tce.adapters.lightning import ExactResume
+
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1))
+            self.losses: list[float] = []
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            if len(self.losses) + 1 == cut:
+                raise RuntimeError("cut")
+            loss = self.net(batch).square().mean()
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+            if index in (5, 13, 21):
+                trainer.save_checkpoint(place / f"lightning/{trainer.current_epoch}-{index}.ckpt")
+
+    pl.seed_everything(5 if not place.exists() else 6)
+    io = TransomCheckpointIO(place / "ck", memory=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+    trainer = pl.Trainer(
+        max_epochs=3,
+        accumulate_grad_batches=4,
+        plugins=[io, *([MixedPrecision("16-mixed", "cpu", scaler=scaler)] if scaled else [])],
+        callbacks=[ExactResume(), Save()],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=place,
+    )
+    model = Model()
+    trainer.fit(model, Loader(), ckpt_path=io.newest())
+    return model.losses, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+# Amid an accumulation of the first and second epoch, and at the end of the first.
+@pytest.mark.parametrize(("cut", "left"), [(18, 52), (40, 30), (26, 44)])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_goes_on_to_the_bit_amid_an_accumulation(scaled: bool, cut: int, left: int, tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch", reason=WITHOUT_LIGHTNING)
+    losses, weights = exact_run(tmp_path / "whole", scaled)
+    with pytest.raises(RuntimeError, match="cut"):
+        exact_run(tmp_path / "cut", scaled, cut)
+    resumed, again = exact_run(tmp_path / "cut", scaled)
+    assert resumed == losses[-left:]
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_exact_resume_is_for_one_device() -> None:
+    from transomd.tce.adapters.lightning import ExactResume
+
+    with pytest.raises(CheckpointError, match="ExactResume is for one device"):
+        ExactResume().setup(SimpleNamespace(world_size=2), None, "fit")

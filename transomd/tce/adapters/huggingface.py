@@ -13,13 +13,13 @@ import dataclasses
 import importlib
 import json
 import os
-import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from transomd.tce.adapters.randomness import random_states
 from transomd.tce.engine import CheckpointEngine
 from transomd.tce.environment import at_least
 from transomd.tce.errors import CheckpointError
@@ -88,7 +88,7 @@ class TransomCallback(_Base):  # type: ignore[misc]
             "scheduler": parts["lr_scheduler"],
             "scaler": self.scaler,
             "trainer": json.dumps(dataclasses.asdict(state)),
-            "rng": _random_states(args.world_size > 1),
+            "rng": random_states(args.world_size > 1),
         }
         self.engine.save(state.global_step, whole)
 
@@ -132,12 +132,3 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
     if state["scaler"] is not None:
         torch.save(state["scaler"], folder / "scaler.pt")
     (folder / "trainer_state.json").write_text(state["trainer"], encoding="utf-8")
-
-
-def _random_states(distributed: bool) -> dict[str, Any]:
-    import numpy
-
-    states = {"python": random.getstate(), "numpy": numpy.random.get_state(), "cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state() if distributed else torch.cuda.get_rng_state_all()
-    return states

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from transomd.tce.adapters.randomness import put_back, random_states
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.engine import CheckpointEngine
 from transomd.tce.environment import whole_number
@@ -25,17 +26,19 @@ from transomd.tce.retention import remove_checkpoint
 
 _PLACES = ("lightning.pytorch", "pytorch_lightning")
 _EVERYTHING = 1 << 30
+_EXACT = "transom"
 
 
-def _lightning() -> Any:
-    """The base class of the Lightning that the program uses, of the two packages it comes in; None without any."""
+def _lightning(module: str, name: str) -> Any:
+    """A class of the Lightning that the program uses, of the two packages it comes in; ``object`` without any."""
     for place in sorted(_PLACES, key=lambda name: name not in sys.modules):
         with contextlib.suppress(ImportError):
-            return importlib.import_module(f"{place}.plugins.io").CheckpointIO
-    return None
+            return getattr(importlib.import_module(f"{place}.{module}"), name)
+    return object
 
 
-_Base: Any = _lightning() or object
+_Base: Any = _lightning("plugins.io", "CheckpointIO")
+_Callback: Any = _lightning("callbacks", "Callback")
 
 
 class TransomCheckpointIO(_Base):  # type: ignore[misc]
@@ -160,6 +163,49 @@ class TransomCheckpointIO(_Base):  # type: ignore[misc]
                 return None
         known = folder.parent == self.directory and parse_step_folder(folder.name) is not None
         return folder if known else None
+
+
+class ExactResume(_Callback):  # type: ignore[misc]
+    """Adds to Lightning's checkpoints what it leaves out: random states and, amid an accumulation, the gradients.
+
+    With it a run on one device that was cut goes on to the bit, if its data loader keeps its place (``state_dict``).
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse several devices: rank 0 alone saves, and each has random states and gradients of its own."""
+        if trainer.world_size > 1:
+            raise CheckpointError("ExactResume is for one device", hint="leave it out of the Trainer's callbacks")
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add to what is saved."""
+        amid = pl_module.automatic_optimization and not trainer.is_last_batch
+        done = (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches if amid else 0
+        named = pl_module.named_parameters() if done or not pl_module.automatic_optimization else ()
+        gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+        random = random_states(distributed=False)
+        checkpoint[_EXACT] = {"random": random, "gradients": gradients, "amid": not trainer.is_last_batch}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Take what was added; a checkpoint without it is as good as Lightning's own."""
+        self._found = checkpoint.get(_EXACT)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Go on from the random states before an epoch draws its order."""
+        if self._found is not None:
+            put_back(self._found["random"])
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Before the first batch, put back what amid an epoch comes after its order was drawn."""
+        found, self._found = self._found, None
+        if found is None or not found["amid"]:
+            return
+        put_back(found["random"])
+        for name, parameter in pl_module.named_parameters():
+            if name in found["gradients"]:
+                parameter.grad = found["gradients"][name].to(parameter.device)
 
 
 def _point(path: Path, folder: Path) -> None:
