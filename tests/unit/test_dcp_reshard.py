@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tce_keepers import own_place
 
 torch = pytest.importorskip("torch")
 
@@ -29,7 +30,7 @@ from torch.distributed.checkpoint.planner import (  # noqa: E402
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list  # noqa: E402
 
-from transomd.tce.dcp import TransomStorageReader, TransomStorageWriter  # noqa: E402
+from transomd.tce.dcp import TransomStorageReader, TransomStorageWriter, tiers  # noqa: E402
 
 Box = tuple[tuple[int, int], ...]
 """First and last + 1 of each dimension."""
@@ -88,10 +89,9 @@ class Planner:
         pass
 
 
-def save(directory: Path, tensor: Any, boxes: Sequence[Box], ranks: int) -> None:
+def save(writer: TransomStorageWriter, step: int, tensor: Any, boxes: Sequence[Box], ranks: int) -> None:
     """Save the boxes, dealt out to the ranks, by the calls that DCP makes."""
-    writer = TransomStorageWriter(directory, memory=False)
-    writer.reset("1")
+    writer.reset(str(step))
     properties = TensorProperties(dtype=tensor.dtype)
     chunks = [ChunkStorageMetadata(torch.Size(offsets(box)), torch.Size(sizes(box))) for box in boxes]
     items = [
@@ -110,35 +110,66 @@ def save(directory: Path, tensor: Any, boxes: Sequence[Box], ranks: int) -> None
     writer.finish(Metadata({"t": TensorStorageMetadata(properties, tensor.shape, chunks)}), results)
 
 
-def load(directory: Path, tensor: Any, boxes: Sequence[Box]) -> dict[tuple[int, ...], Any]:
+def load(reader: TransomStorageReader, tensor: Any, boxes: Sequence[Box]) -> dict[Box, Any]:
     """Load into other boxes, by the calls that DCP makes; returns what they hold."""
-    reader = TransomStorageReader(directory)
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, True)
     planner = Planner(tensor)
-    found = {}
-    for box in boxes:
-        chunk = ChunkStorageMetadata(torch.Size(offsets(box)), torch.Size(sizes(box)))
-        planner.boxes = {chunk.offsets: torch.full(sizes(box), -1, dtype=tensor.dtype)}
-        items = create_read_items_for_chunk_list("t", metadata.state_dict_metadata["t"], [chunk])
-        (plan,) = reader.prepare_global_plan([reader.prepare_local_plan(LoadPlan(items))])
-        reader.read_data(plan, planner).wait()  # type: ignore[arg-type]
-        found[box] = planner.boxes[chunk.offsets]
-    return found
+    chunks = [ChunkStorageMetadata(torch.Size(offsets(box)), torch.Size(sizes(box))) for box in boxes]
+    planner.boxes = {chunk.offsets: torch.ones(chunk.sizes).to(tensor.dtype) for chunk in chunks}
+    items = create_read_items_for_chunk_list("t", metadata.state_dict_metadata["t"], chunks)
+    (plan,) = reader.prepare_global_plan([reader.prepare_local_plan(LoadPlan(items))])
+    reader.read_data(plan, planner).wait()  # type: ignore[arg-type]
+    return {box: planner.boxes[offsets(box)] for box in boxes}
+
+
+def distinct(boxes: Sequence[Box]) -> list[Box]:
+    """Where boxes begin alike, DCP tells them apart by nothing; only one of them can hold anything."""
+    return list({offsets(box): box for box in sorted(boxes, key=lambda box: torch.Size(sizes(box)).numel())}.values())
+
+
+def tensor_of(shape: tuple[int, ...], dtype: str) -> Any:
+    """Every element another one, as far as the type has so many."""
+    return torch.arange(int(torch.Size(shape).numel())).reshape(shape).to(getattr(torch, dtype))
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Byte for byte."""
+    raw = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other)]
+    return bool(one.shape == other.shape and torch.equal(*raw)) if one.numel() else bool(one.shape == other.shape)
+
+
+Grid = tuple[tuple[int, ...], list[Box], list[Box]]
+TYPES = st.sampled_from(["int64", "bfloat16", "uint8", "float8_e4m3fn", "complex64", "bool", "float64"])
 
 
 @settings(max_examples=60, deadline=None)
-@given(grids(), st.integers(1, 5), st.sampled_from(["int64", "bfloat16", "uint8"]))
-def test_any_cut_is_loaded_through_any_other(
-    grid: tuple[tuple[int, ...], list[Box], list[Box]], ranks: int, dtype: str
-) -> None:
+@given(grids(), st.integers(1, 5), TYPES)
+def test_any_cut_is_loaded_through_any_other(grid: Grid, ranks: int, dtype: str) -> None:
     shape, saved, wanted = grid
-    tensor = torch.arange(int(torch.Size(shape).numel())).reshape(shape).to(getattr(torch, dtype))
-    # Where boxes begin alike, DCP tells them apart by nothing; only one of them can hold anything.
-    distinct = list(
-        {offsets(box): box for box in sorted(saved, key=lambda box: torch.Size(sizes(box)).numel())}.values()
-    )
+    tensor = tensor_of(shape, dtype)
     with tempfile.TemporaryDirectory() as folder:
-        save(Path(folder), tensor, distinct, ranks)
-        for box, content in load(Path(folder), tensor, wanted).items():
-            assert torch.equal(content, part(tensor, box)), box
+        save(TransomStorageWriter(folder, memory=False), 1, tensor, distinct(saved), ranks)
+        for box, content in load(TransomStorageReader(folder), tensor, distinct(wanted)).items():
+            assert equal(content, part(tensor, box)), box
+
+
+def test_any_cut_in_memory_is_loaded_through_any_other() -> None:
+    """Shapes, types and cuts change from step to step; each rank's shards, or none, lie in its own arena."""
+    steps = itertools.count(1)
+    with own_place() as place:
+        writer = TransomStorageWriter(place, epoch=1, storage_every=10**6)
+
+        @settings(max_examples=40, deadline=None)
+        @given(grids(), TYPES)
+        def check(grid: Grid, dtype: str) -> None:
+            shape, saved, wanted = grid
+            tensor, step = tensor_of(shape, dtype), next(steps)
+            save(writer, step, tensor, distinct(saved), 3)
+            reader = TransomStorageReader(place, step=step)
+            for box, content in load(reader, tensor, distinct(wanted)).items():
+                assert equal(content, part(tensor, box)), box
+                assert "storage" not in reader.loaded_from
+
+        check()
+        tiers.close(place, 10.0, leave=True)
