@@ -103,6 +103,18 @@ def test_a_step_of_its_own_memory_comes_to_storage_whatever_storage_gets(directo
         second.close(0)
 
 
+def test_a_step_in_memory_that_was_outgrown_comes_to_storage_too(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,):
+        on(n1)
+        engine = engine_of(directory, 1)
+        engine.save(7, state_of(7, 0))
+        assert engine._memory is not None
+        engine._memory._arena_for(1 << 22)  # killed while it saves a larger state, for which it has got other memory
+        second = loaded(directory, engine, n1, "memory", 7)
+        assert wait_for(lambda: stored(directory) == [(7, 2)], 20), n1.status()
+        second.close(0)
+
+
 def place(name: str, ranks: tuple[int, ...], stored: bool) -> Place:
     return Place(name, ranks, (name,), (), 4096, 5000, 12288, 10, stored)
 

@@ -178,17 +178,15 @@ class CheckpointEngine:
         return found.manifest.step
 
     def _carry_over(self, found: restore.Found, memory: Recall | None) -> None:
-        """Have this start bring to storage what it loaded from the copy of another node."""
-        if self._memory is None or memory is None or not found.memory_only or memory.owned:
-            return
-        if not memory.own(found.manifest.epoch, found.manifest.step):
+        """Have this start bring to storage what it loaded from memory alone."""
+        if self._memory is not None and memory is not None and found.memory_only and not memory.owned:
             self._memory.carry_over(found, memory, self._first_of_node)
 
     def _resumed(self, found: restore.Found, memory: Recall | None) -> None:
         self._completion.resume_source = found.folder
         step, epoch = found.manifest.step, found.manifest.epoch
         if self._memory is not None and memory is not None and not memory.owned:
-            self._memory.resumed(found, own=memory.own(epoch, step))
+            self._memory.resumed(found)
         self.resumed_from = memory.source if memory is not None and found.memory else "storage"
         exchange = restore.group_exchange(self.world_size)
         everyones = [self.resumed_from] if exchange is None else exchange(self.resumed_from)

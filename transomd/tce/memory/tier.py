@@ -269,13 +269,10 @@ class MemoryTier:
                 self._link = None
                 return None
 
-    def resumed(self, found: Found, own: bool) -> None:
-        """What was loaded is not removed; if it is in the rank's own memory alone, this epoch brings it to storage."""
+    def resumed(self, found: Found) -> None:
+        """What was loaded is not removed; if storage lacks it, it is to get it."""
         with self._lock, contextlib.suppress(OSError):
-            if self._link is not None:
-                self._tell("resumed", folder=str(found.folder), step=self._wanted(found))
-                if found.memory_only and own:
-                    self.adopt(found.manifest.step, found.manifest.epoch)
+            self._tell("resumed", folder=str(found.folder), step=self._wanted(found))
 
     def _wanted(self, found: Found) -> int:
         """The loaded step if storage lacks it, and is to get it whatever steps it gets else; -1 if it has it."""
@@ -283,12 +280,17 @@ class MemoryTier:
         return self.ledger.resumed
 
     def carry_over(self, found: Found, recall: Recall, first_of_node: bool) -> None:
-        """Stage under this epoch what another place than this rank's own memory gave, while ``recall`` holds it."""
-        step = found.manifest.step
+        """Make this start's own what memory alone gave, while ``recall`` holds it, so that this epoch stores it.
+
+        It is copied from another place than the rank's memory, and from memory that had become too small.
+        """
+        step, epoch = found.manifest.step, found.manifest.epoch
         with self._lock:
             self._wanted(found)
-            parts = carry.share(recall.held(), self._store.writer.rank, first_of_node)
             try:
+                if recall.own(epoch, step) and self.adopt(step, epoch):
+                    return
+                parts = carry.share(recall.held(), self._store.writer.rank, first_of_node)
                 self.restage(step, parts, tuple(place.name for place, _ in recall.held()))
             except (OSError, MemoryError, NoRoom) as error:
                 log.warning("step %d, which was loaded, is not brought to storage: %s", step, error)
