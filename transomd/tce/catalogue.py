@@ -26,7 +26,7 @@ from transomd.tce.manifest import (
     read_step_manifest,
 )
 
-__all__ = ["Checkpoint", "Damage", "damages", "list_checkpoints", "newest_epoch", "verify", "verify_parts"]
+__all__ = ["Checkpoint", "Damage", "damages", "list_checkpoints", "newest_epoch", "verify"]
 
 
 @dataclass(frozen=True)
@@ -106,28 +106,14 @@ def damages(path: str | os.PathLike[str], on_read: Callable[[int], object] | Non
         return [Damage("is not there: the checkpoint is incomplete", MANIFEST)]
     except (OSError, ValueError) as error:
         return [_damage(error)]
-    return _damages(folder, manifest, {part.name for part in manifest.parts}, on_read)
-
-
-def verify_parts(folder: Path, manifest: StepManifest, names: Iterable[str]) -> list[str]:
-    """Read every byte of the named parts; each problem names file and tensor."""
-    return [str(damage) for damage in _damages(folder, manifest, set(names), None)]
-
-
-def _damages(
-    folder: Path, manifest: StepManifest, wanted: set[str], on_read: Callable[[int], object] | None
-) -> list[Damage]:
-    writers = {part.writer for part in manifest.parts if part.name in wanted}
     problems: list[Damage] = []
     for entry in manifest.ranks:
-        if entry.rank not in writers:
-            continue
         try:
             written = read_rank_manifest(folder, entry)
         except (OSError, ValueError) as error:
             problems.append(_damage(error))
             continue
-        problems += [p for part in written.parts if part.name in wanted for p in _verify_files(folder, part, on_read)]
+        problems += [problem for part in written.parts for problem in _verify_files(folder, part, on_read)]
     return problems
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 CHUNK = 16 << 20
+PIECE = 1 << 20
+"""Bytes read at once where they are hashed, too: they are still in the processor's cache then."""
 TEMPORARY = ".tmp"
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)

@@ -95,4 +95,5 @@ class _Digests:
         """What the manifest says of the file, once all chunks have passed."""
         taken = zip(self._file.records, self._pieces[1:], strict=True)
         records = tuple(replace(record, xxh3_128=digest) for record, digest in taken)
-        return FileRecord(self._file.name, self._file.bytes, self._whole.hexdigest(), records)
+        head = self._pieces[0] if records else ""
+        return FileRecord(self._file.name, self._file.bytes, self._whole.hexdigest(), records, head)

@@ -35,12 +35,16 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One data file: its size, its digest and the tensors in it, by offset."""
+    """One data file: its size, its digest and the tensors in it, by offset.
+
+    ``head_xxh3_128``: of what precedes the tensors ('': there are none, or the file is of an earlier transom).
+    """
 
     name: str
     bytes: int
     xxh3_128: str
     tensors: tuple[TensorRecord, ...] = ()
+    head_xxh3_128: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,10 +179,13 @@ def read_step_manifest(folder: Path) -> StepManifest:
 
 
 def _part(item: dict[str, Any]) -> Part:
-    files = tuple(
-        FileRecord(f["name"], f["bytes"], f["xxh3_128"], tuple(_tensor(t) for t in f["tensors"])) for f in item["files"]
-    )
+    files = tuple(_file(file) for file in item["files"])
     return Part(item["name"], tuple(item["ranks"]), tuple(item["keys"]), files)
+
+
+def _file(item: dict[str, Any]) -> FileRecord:
+    tensors = tuple(_tensor(tensor) for tensor in item["tensors"])
+    return FileRecord(item["name"], item["bytes"], item["xxh3_128"], tensors, item.get("head_xxh3_128", ""))
 
 
 def _tensor(item: dict[str, Any]) -> TensorRecord:

@@ -13,9 +13,10 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import torch
+from xxhash import xxh3_128
 
 from transomd.tce.errors import CheckpointError
-from transomd.tce.files import digest
+from transomd.tce.files import PIECE, digest
 from transomd.tce.image import FileImage, PartImage, Piece, write_part
 from transomd.tce.layout import Layout
 from transomd.tce.manifest import Part, TensorRecord
@@ -141,13 +142,13 @@ class TensorReader:
 
     def _read_into(self, name: str, tensor: torch.Tensor) -> None:
         assert self._path is not None
-        record, view = self._records[name], bytes_of(tensor)
+        record, view, own, done = self._records[name], bytes_of(tensor), xxh3_128(), 0
         with open(self._path, "rb", buffering=0) as file:
             file.seek(record.offset)
-            done = 0
-            while done < len(view) and (count := file.readinto(view[done:])):
+            while done < len(view) and (count := file.readinto(view[done : done + PIECE])):
+                own.update(view[done : done + count])
                 done += count
-        if done != record.bytes or digest(view) != record.xxh3_128:
+        if done != record.bytes or own.hexdigest() != record.xxh3_128:
             raise CheckpointError(f"{self._path}: tensor {name} is damaged")
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from transomd.tce.catalogue import load_parts, step_folders, verify_parts
+from transomd.tce import examine
+from transomd.tce.catalogue import load_parts, step_folders
 from transomd.tce.errors import CheckpointError
 from transomd.tce.manifest import PartEntry, StepManifest, parse_step_folder, read_step_manifest, step_folder
 
@@ -185,7 +186,7 @@ def _problems(folder: Path, rank: int, world_size: int, everything: bool) -> lis
     try:
         manifest = read_step_manifest(folder)
         wanted = manifest.parts if everything else loadable(manifest, rank, world_size)
-        return verify_parts(folder, manifest, {part.name for part in wanted})
+        return examine.problems(folder, manifest, {part.name for part in wanted})
     except (OSError, ValueError) as error:
         return [str(error)]
 

@@ -53,7 +53,7 @@ def put(
         replace(record, xxh3_128=digests[record.name], note=VALUE if record.name in values else record.note)
         for record in payload.records
     )
-    return FileRecord(file, payload.tensor_bytes, whole.hexdigest(), records)
+    return FileRecord(file, payload.tensor_bytes, whole.hexdigest(), records, digest(payload.header))
 
 
 def check(folder: Path, stored: Stored) -> None:

@@ -15,9 +15,7 @@ the other gives way, so never do both go on.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
-import mmap
 import os
 import struct
 import threading
@@ -25,17 +23,14 @@ from collections.abc import Iterator
 
 from xxhash import xxh3_64_intdigest
 
+from transomd.tce.memory.pages import HUGE, Mapping
 from transomd.tce.memory.slots import EMPTY, STAGED, SlotState, read_slot, write_slot
 
 PAGE = 4096
-_ALIGN = 2 << 20
 _FORM = struct.Struct("<8sQQ")
 _MAGIC = b"tcearena"
 _SEALS = 0x0400 + 9, 0x1 | 0x2 | 0x4  # F_ADD_SEALS; no more seals, no shrinking, no growing (fcntl(2))
-_POPULATE_WRITE = 23
-_CHUNK = 8 << 20
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_CHUNK = 4 * HUGE
 
 
 def rounded(size: int) -> int:
@@ -58,16 +53,18 @@ class Arena:
         self._closing = threading.Event()
         self._filler: threading.Thread | None = None
         size = os.fstat(descriptor).st_size
-        self._map = mmap.mmap(descriptor, size)
-        self.memory = memoryview(self._map)
+        try:
+            self._map = Mapping(descriptor, size)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self.memory, self.address = self._map.memory, self._map.address
         magic, self.slots, self.slot_bytes = _FORM.unpack(self.memory[: _FORM.size])
         if magic != _MAGIC or size != whole_size(self.slots, self.slot_bytes):
             self.close()
             raise ValueError("the descriptor holds no arena of this version of transom")
         self.bytes = size
         self._uses = self.memory[(1 + self.slots) * PAGE :][:PAGE].cast("Q")
-        self._anchor = ctypes.c_char.from_buffer(self._map)
-        self.address = ctypes.addressof(self._anchor)
 
     @classmethod
     def create(cls, slots: int, slot_bytes: int, name: str) -> Arena:
@@ -83,10 +80,7 @@ class Arena:
         return cls(descriptor)
 
     def fill(self) -> None:
-        """Bring every page into memory and into this process, in a thread, bit by bit, changing nothing.
-
-        The slot that is copied into first comes last: what copies brings its pages itself.
-        """
+        """Bring every page into memory and into this process, in a thread, bit by bit, changing nothing."""
         self._filler = threading.Thread(target=self._fill, daemon=True)
         self._filler.start()
 
@@ -96,15 +90,13 @@ class Arena:
         return self._filler is not None and self._filler.is_alive()
 
     def _fill(self) -> None:
-        size = _stride(self.slot_bytes)
-        for slot in [*range(1, self.slots), 0]:
-            for at in range(self.offset(slot), self.offset(slot) + size, _CHUNK):
-                if self._closing.is_set():
-                    return
-                length = min(_CHUNK, self.offset(slot) + size - at)
-                if _libc.madvise(self.address + at, length, _POPULATE_WRITE):
-                    with contextlib.suppress(OSError):
-                        os.posix_fallocate(self.descriptor, at, length)
+        for at in range(_start(self.slots), self.bytes, _CHUNK):
+            if self._closing.is_set():
+                return
+            length = min(_CHUNK, self.bytes - at)
+            if not self._map.bring_in(at, length):
+                with contextlib.suppress(OSError):
+                    os.posix_fallocate(self.descriptor, at, length)
 
     def offset(self, slot: int) -> int:
         """Where the data of a slot begin."""
@@ -175,9 +167,8 @@ class Arena:
             self._closing.set()
             self._filler.join()
         with contextlib.suppress(AttributeError):
-            del self._anchor, self._uses
+            del self._uses
         with contextlib.suppress(BufferError):
-            self.memory.release()
             self._map.close()
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -197,7 +188,7 @@ def is_empty(arena: Arena) -> bool:
 
 
 def _start(slots: int) -> int:
-    return -(-(2 + slots) * PAGE // _ALIGN) * _ALIGN if slots else PAGE
+    return -(-(2 + slots) * PAGE // HUGE) * HUGE if slots else PAGE
 
 
 def _stride(slot_bytes: int) -> int:
