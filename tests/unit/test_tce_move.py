@@ -93,3 +93,37 @@ def test_what_is_written_past_the_page_cache_is_whole(tmp_path: Path, size: int)
         content = memoryview(memory.numpy())[begin : begin + size]
         write_file(tmp_path / "f", size, [content])
         assert (tmp_path / "f").read_bytes() == content
+
+
+kernel = pytest.mark.skipif(moving.stream() is None, reason="the copy kernel was not built here")
+
+
+@kernel
+@pytest.mark.parametrize("to", [0, 1, 15, 63])
+@pytest.mark.parametrize("source", [0, 3, 32])
+def test_the_kernel_copies_what_it_is_told_and_no_byte_more(to: int, source: int) -> None:
+    copy = moving.stream()
+    assert copy is not None
+    for size in (0, 1, 63, 64, 65, 127, 4096 + 17, 1 << 20):
+        given, target = bytearray(os.urandom(source + size + 8)), bytearray(b"\x55" * (to + size + 200))
+        at, start = (ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (target, given))
+        copy(at + to, start + source, size)
+        assert target == b"\x55" * to + given[source : source + size] + b"\x55" * 200
+
+
+@pytest.mark.parametrize("kernel_is_there", [pytest.param(True, marks=kernel), False])
+def test_with_the_kernel_or_without_every_byte_arrives(kernel_is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kernel_is_there:
+        monkeypatch.setattr(moving, "stream", lambda: None)
+    source, target = _moved([moving._SHORT, moving._SHORT + 1, 12 << 20, 5])
+    assert source == target
+
+
+def test_a_library_that_is_none_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stream.so").write_bytes(b"no library")
+    monkeypatch.setattr(moving, "__file__", str(tmp_path / "move.py"))
+    moving.stream.cache_clear()
+    try:
+        assert moving.stream() is None
+    finally:
+        moving.stream.cache_clear()

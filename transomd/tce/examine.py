@@ -69,7 +69,7 @@ def _damaged(descriptor: int, ranges: list[Range]) -> Iterator[str]:
 
 def _work(descriptor: int, todo: deque[Range]) -> list[str]:
     """Check ranges until none is left, in memory of this thread's own."""
-    buffer, bad = memoryview(bytearray(PIECE)), []
+    buffer, bad = memoryview(bytearray(PIECE)), list[str]()
     while True:
         try:
             message, at, size, told = todo.popleft()

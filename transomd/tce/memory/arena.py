@@ -4,7 +4,8 @@
 
     page 0            magic, number and size of the slots
     page 1 + i        the state of slot i (written by the program alone)
-    page 1 + slots    what the keeper says of each slot: how many use it, the save that needs it no more
+    page 1 + slots    what the keeper says of each slot: how many use it, the save that needs it no more; at the end,
+                      up to where all pages are there
     data              the slots
 
 No lock is shared (each process has its own, which is a memory barrier too). The program marks a slot WRITING before it
@@ -19,7 +20,8 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from xxhash import xxh3_64_intdigest
 
@@ -31,6 +33,10 @@ _FORM = struct.Struct("<8sQQ")
 _MAGIC = b"tcearena"
 _SEALS = 0x0400 + 9, 0x1 | 0x2 | 0x4  # F_ADD_SEALS; no more seals, no shrinking, no growing (fcntl(2))
 _CHUNK = 4 * HUGE
+_LOOK_S, _PATIENCE_S, _LOST_S = 0.001, 0.02, 60.0
+_TOUCHED = 1.5 * 2**30
+"""Bytes a second of pages that come in one after the other as they are touched."""
+_FILLED = PAGE // 8 - 1
 
 
 def rounded(size: int) -> int:
@@ -80,23 +86,51 @@ class Arena:
         return cls(descriptor)
 
     def fill(self) -> None:
-        """Bring every page into memory and into this process, in a thread, bit by bit, changing nothing."""
-        self._filler = threading.Thread(target=self._fill, daemon=True)
-        self._filler.start()
+        """The keeper's side: bring every page into memory, in a thread, slot after slot, changing nothing."""
+        self._in_thread(self._fill)
+
+    def follow(self) -> None:
+        """The program's side: bring into this process, in a thread, what the keeper brings into memory."""
+        self._in_thread(self._follow)
 
     @property
     def filling(self) -> bool:
-        """Whether ``fill`` is still at work."""
+        """Whether ``fill`` or ``follow`` is still at work."""
         return self._filler is not None and self._filler.is_alive()
 
-    def _fill(self) -> None:
-        for at in range(_start(self.slots), self.bytes, _CHUNK):
-            if self._closing.is_set():
+    def await_pages(self, slot: int) -> None:
+        """The program's side: wait for the pages of a slot, while the keeper is faster at them than copying is."""
+        began, before = time.monotonic(), self._uses[_FILLED]
+        while (there := self._uses[_FILLED]) < self.offset(slot) + self.slot_bytes:
+            took = time.monotonic() - began
+            if took > _PATIENCE_S and there - before < took * _TOUCHED:
                 return
-            length = min(_CHUNK, self.bytes - at)
-            if not self._map.bring_in(at, length):
-                with contextlib.suppress(OSError):
-                    os.posix_fallocate(self.descriptor, at, length)
+            time.sleep(_LOOK_S)
+
+    def _in_thread(self, work: Callable[[int, int], bool]) -> None:
+        self._filler = threading.Thread(target=self._by_chunk, args=(work,), daemon=True)
+        self._filler.start()
+
+    def _by_chunk(self, work: Callable[[int, int], bool]) -> None:
+        for at in range(_start(self.slots), self.bytes, _CHUNK):
+            if self._closing.is_set() or not work(at, min(_CHUNK, self.bytes - at)):
+                return
+
+    def _fill(self, at: int, length: int) -> bool:
+        if not self._map.bring_in(at, length):
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(self.descriptor, at, length)
+        self._uses[_FILLED] = max(at + length, self._uses[_FILLED])
+        return True
+
+    def _follow(self, at: int, length: int) -> bool:
+        seen, since = -1, time.monotonic()
+        while self._uses[_FILLED] < at + length:
+            if seen != self._uses[_FILLED]:
+                seen, since = self._uses[_FILLED], time.monotonic()
+            if time.monotonic() - since > _LOST_S or self._closing.wait(20 * _LOOK_S):
+                return False
+        return self._map.map_in(at, length)
 
     def offset(self, slot: int) -> int:
         """Where the data of a slot begin."""

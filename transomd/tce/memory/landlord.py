@@ -69,6 +69,7 @@ def adopt(tenant: Tenant, brought: Sequence[int]) -> None:
         with contextlib.suppress(OSError, ValueError):
             arena = Arena(descriptor)
             arena.forget_uses()
+            arena.fill()
             tenant.arenas = [arena]
 
 

@@ -39,21 +39,20 @@ class Mapping:
         self.memory = memoryview(self._room)[self.address - start :][:size]
 
     def bring_in(self, at: int, size: int) -> bool:
-        """Bring pages in, changing nothing, with the whole huge pages among them as such; whether that could be done.
+        """Bring pages in, changing nothing, huge ones where whole ones lie there; whether that could be done.
 
         ``at`` is a multiple of HUGE. False: this kernel cannot bring pages in without writing to them.
         """
-        return all(self._bring_in(each, min(HUGE, at + size - each)) for each in range(at, at + size, HUGE))
+        whole = size // HUGE * HUGE
+        # It takes one page that is there to make a huge one of. Each call makes all processors look up: few calls.
+        there = all(self.map_in(each, _PAGE) for each in range(at, at + whole, HUGE))
+        if there and whole:
+            _libc.madvise(self.address + at, whole, _COLLAPSE)
+        return there and self.map_in(at, size)
 
-    def _bring_in(self, at: int, size: int) -> bool:
-        start = self.address + at
-        if size == HUGE:
-            # It takes one page that is there to make a huge one of.
-            if _libc.madvise(start, _PAGE, _POPULATE_WRITE):
-                return False
-            if not _libc.madvise(start, HUGE, _COLLAPSE):
-                return True
-        return not _libc.madvise(start, size, _POPULATE_WRITE)
+    def map_in(self, at: int, size: int) -> bool:
+        """As ``bring_in``, with pages as they are, or small ones where there are none yet."""
+        return not _libc.madvise(self.address + at, size, _POPULATE_WRITE)
 
     def close(self) -> None:
         """Unmap; BufferError if somebody still has a view of ``memory``."""

@@ -191,7 +191,7 @@ class MemoryTier:
         if self.reason:
             log.warning("checkpoints are copied into memory again")
         self.reason, self._again_at = "", 0.0
-        arena.fill()
+        arena.follow()
 
     def _slot(self, arena: Arena, step: int) -> int:
         """A slot to copy into, marked WRITING: never one in use, never the newest; by the policy if none is free."""
@@ -199,6 +199,7 @@ class MemoryTier:
         while True:
             slot = self._choose(arena)
             if slot is not None and self._mark(arena, slot, step):
+                arena.await_pages(slot)
                 return slot
             if slot is None and self._policy == "latest":
                 raise self.ledger.no_room(step, arena.slots)
