@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from transomd.tce import CheckpointEngine
+from transomd.tce import CheckpointEngine, crew
 from transomd.tce.files import CHUNK, write_file
 from transomd.tce.memory import move as moving
-from transomd.tce.memory.move import Run, move, threads
+from transomd.tce.memory.move import Run, move
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +44,10 @@ def test_every_byte_arrives(cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rank_takes_its_share_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    assert threads() == moving.MOST_THREADS
+    assert crew.threads() == crew.MOST_THREADS
     for ranks, share in {"2": 3, "3": 2, "6": 1, "64": 1, "0": 4, "none": 4}.items():
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        assert threads() == share
+        assert crew.threads() == share
 
 
 def test_without_helpers_the_caller_copies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +56,28 @@ def test_without_helpers_the_caller_copies_alone(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(moving, "_pool", lambda _: Ended())
+    monkeypatch.setattr(crew, "_pool", lambda _: Ended())
     source, target = _moved([20 << 20])
     assert source == target
+
+
+def test_no_helper_is_at_work_any_more_when_work_was_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    begun, ended, own = threading.Event(), [], threading.current_thread()
+
+    def work(items: Iterator[int]) -> list[None]:
+        next(items)
+        if threading.current_thread() is own:
+            assert begun.wait(30)
+            raise KeyboardInterrupt
+        begun.set()
+        time.sleep(0.2)
+        ended.append(list(items))
+        return []
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.together(range(1000), work)
+    assert ended == [[]], "a helper goes on, or takes more"
 
 
 @pytest.mark.parametrize("memory", [True, False])

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from xxhash import xxh3_128
 
 from transomd.tce.catalogue import load_parts
+from transomd.tce.crew import together
 from transomd.tce.files import PIECE
 from transomd.tce.manifest import FileRecord, StepManifest
-from transomd.tce.memory.move import threads
 
 Range = tuple[str, int, int, str]
 """What is to be said of a range of a file if it is damaged, where it begins, how many bytes it has, their digest."""
@@ -40,7 +38,7 @@ def _wrong(path: Path, file: FileRecord) -> Iterator[str]:
         if size != file.bytes:
             yield f"has {size} bytes instead of {file.bytes}"
         else:
-            yield from _damaged(descriptor, _ranges(file))
+            yield from together(_ranges(file), lambda ranges: _damaged(descriptor, ranges))
     except OSError as error:
         yield str(error.strerror)
     finally:
@@ -57,26 +55,12 @@ def _ranges(file: FileRecord) -> list[Range]:
     return sorted([rest, *tensors], key=lambda range_: -range_[2])
 
 
-def _damaged(descriptor: int, ranges: list[Range]) -> Iterator[str]:
+def _damaged(descriptor: int, ranges: Iterator[Range]) -> Iterator[str]:
     """What is to be said of the ranges whose bytes do not match. Raises OSError."""
-    todo = deque(ranges)
-    count = min(threads(), len(ranges))
-    with ThreadPoolExecutor(count) as pool:
-        found = [pool.submit(_work, descriptor, todo) for _ in range(count)]
-        for told in found:
-            yield from told.result()
-
-
-def _work(descriptor: int, todo: deque[Range]) -> list[str]:
-    """Check ranges until none is left, in memory of this thread's own."""
-    buffer, bad = memoryview(bytearray(PIECE)), list[str]()
-    while True:
-        try:
-            message, at, size, told = todo.popleft()
-        except IndexError:
-            return bad
+    buffer = memoryview(bytearray(PIECE))
+    for message, at, size, told in ranges:
         if _digest(descriptor, at, size, buffer) != told:
-            bad.append(message)
+            yield message
 
 
 def _digest(descriptor: int, at: int, size: int, buffer: memoryview) -> str:

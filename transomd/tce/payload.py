@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import json
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path as FilePath
@@ -15,12 +14,13 @@ from typing import Any
 import torch
 from xxhash import xxh3_128
 
+from transomd.tce.crew import together
 from transomd.tce.errors import CheckpointError
 from transomd.tce.files import PIECE, digest
 from transomd.tce.image import FileImage, PartImage, Piece, write_part
 from transomd.tce.layout import Layout
 from transomd.tce.manifest import Part, TensorRecord
-from transomd.tce.memory.move import move, threads
+from transomd.tce.memory.move import move
 
 # The names that every safetensors since 0.4.3 knows; what is not here is stored as bytes.
 _SAFETENSORS = {
@@ -137,8 +137,12 @@ class TensorReader:
 
     def fill(self, targets: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Read straight into plain tensors that share no memory; CheckpointError if one has got damaged bytes."""
-        with ThreadPoolExecutor(threads()) as pool:
-            list(pool.map(lambda target: self._read_into(*target), targets))
+        together(sorted(targets, key=lambda target: -target[1].nbytes), self._fill)
+
+    def _fill(self, targets: Iterator[tuple[str, torch.Tensor]]) -> Iterable[None]:
+        for target in targets:
+            self._read_into(*target)
+        return ()
 
     def _read_into(self, name: str, tensor: torch.Tensor) -> None:
         assert self._path is not None

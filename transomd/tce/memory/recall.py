@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from transomd.tce.crew import together
 from transomd.tce.files import digest
 from transomd.tce.manifest import PartEntry, StepManifest
 from transomd.tce.memory.arena import Arena
@@ -104,7 +103,7 @@ class Recall:
         except (OSError, ValueError) as error:
             self.release()
             return [f"memory: {error}"]
-        bad = {(held.owner, held.copy): told for held in self._held if (told := list(_damaged(held)))}
+        bad = {(held.owner, held.copy): told for held in self._held if (told := _damaged(held))}
         found = [problem for told in bad.values() for problem in told]
         if found:
             log.warning("step %d of epoch %d is damaged in memory: %s", step, epoch, "; ".join(found[:5]))
@@ -181,13 +180,11 @@ def _flat(files: list[list[str]]) -> list[str]:
     return [*tensors, files[-1][0]] if files else []
 
 
-def _damaged(held: _Held) -> Iterable[str]:
+def _damaged(held: _Held) -> list[str]:
     """Which pieces do not match their digests. In threads: the program does nothing else now."""
-    pieces = [piece for piece in held.pieces() if piece[2]]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        good: Any = pool.map(lambda piece: digest(piece[1]) == piece[2], pieces)
-        return [
-            f"memory of rank {held.owner}: {name} is damaged"
-            for (name, _, _), right in zip(pieces, good, strict=True)
-            if not right
-        ]
+    pieces = sorted((piece for piece in held.pieces() if piece[2]), key=lambda piece: -len(piece[1]))
+    return [f"memory of rank {held.owner}: {name} is damaged" for name in together(pieces, _mismatched)]
+
+
+def _mismatched(pieces: Iterator[tuple[str, memoryview, str]]) -> Iterator[str]:
+    return (name for name, content, told in pieces if digest(content) != told)
