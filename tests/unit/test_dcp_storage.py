@@ -122,7 +122,11 @@ def test_async_save_keeps_what_was_there_when_it_returned(tmp_path: Path) -> Non
     state["w"].fill_(99)
     for one in pending:
         one.result()
-    for step in range(1, 4):
+    # Each save has a thread of its own: a step that comes after a later one is stored is not kept.
+    writer.close()
+    kept = [found.step for found in list_checkpoints(tmp_path) if found.complete]
+    assert 3 in kept
+    for step in kept:
         target = {"w": torch.zeros(1000)}
         dcp.load(target, storage_reader=TransomStorageReader(tmp_path), checkpoint_id=str(step))
         assert torch.equal(target["w"], torch.full((1000,), float(step)))
