@@ -87,7 +87,8 @@ class Arena:
 
     def fill(self) -> None:
         """The keeper's side: bring every page into memory, in a thread, slot after slot, changing nothing."""
-        self._in_thread(self._fill)
+        if self._uses[_FILLED] < self.bytes:
+            self._in_thread(self._fill)
 
     def follow(self) -> None:
         """The program's side: bring into this process, in a thread, what the keeper brings into memory."""
