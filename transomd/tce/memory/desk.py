@@ -127,7 +127,7 @@ class Desk:
 
     def _hello(self, line: Line, guest: Guest, message: Message) -> None:
         """Learn of which rank the program talks; what this node holds for it."""
-        guest.key = os.path.realpath(message["directory"]), int(message["rank"])
+        guest.key = str(message["directory"]), int(message["rank"])
         guest.world_size = int(message["world_size"])
         owned = any(other.owns and other.key == guest.key for other in self.lines.values() if other is not guest)
         held = holdings(self.office.holders(guest.key[0]))

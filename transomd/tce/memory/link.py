@@ -11,7 +11,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from transomd.tce.memory.place import agent_socket, own_socket
+from transomd.tce.memory.place import agent_socket, own_socket, real
 from transomd.tce.memory.wire import Line, Message, peer
 
 ANSWER_S = 20.0
@@ -107,7 +107,7 @@ def connect(directory: Path, start: bool) -> Link | None:
 
 def hello(link: Link, directory: Path, rank: int, world_size: int) -> Message:
     """Say of which rank and directory the talk will be; what the keeper has of it. Raises OSError."""
-    answer, _ = link.ask("hello", directory=str(directory), rank=rank, world_size=world_size)
+    answer, _ = link.ask("hello", directory=real(directory), rank=rank, world_size=world_size)
     return answer
 
 

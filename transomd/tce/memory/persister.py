@@ -95,6 +95,7 @@ class Persister:
         self._tell = tell
         self._cap = cap
         self._trouble: Trouble | None = None
+        self._looking_since: float | None = None
         self._progress = Progress()
         self._stores: dict[tuple[int, int], Store] = {}
         self._unfinished: dict[int, Unfinished] = {}
@@ -126,14 +127,13 @@ class Persister:
         self._trouble = Trouble(told, before.since if before else time.time())
 
     def trouble(self, size: int) -> Trouble | None:
-        """What is wrong; that includes a write of ``size`` bytes that takes much longer than it has to."""
-        trouble, writing = self._trouble, self.writing
-        if trouble is not None or writing is None:
+        """What is wrong; that includes a write of ``size`` bytes, or a look, that takes much longer than it has to."""
+        trouble, writing, looking_since = self._trouble, self.writing, self._looking_since
+        if trouble is not None:
             return trouble
-        took = time.monotonic() - writing.begun
-        if took <= STUCK_S + self._cap.seconds(size):
-            return None
-        return Trouble(f"writing step {writing.step} has taken {took:.0f} s so far", time.time() - took)
+        if writing is not None:
+            return _stuck(f"writing step {writing.step}", writing.begun, STUCK_S + self._cap.seconds(size))
+        return _stuck("looking into the directory", looking_since, STUCK_S) if looking_since is not None else None
 
     def close(self) -> None:
         """End the thread; one that hangs in the store is left behind."""
@@ -163,6 +163,14 @@ class Persister:
         return min(waits, default=None)
 
     def _work(self) -> None:
+        self._looking_since = time.monotonic()
+        try:
+            self._store_next()
+            self._settle()
+        finally:
+            self._looking_since = None
+
+    def _store_next(self) -> None:
         owner = self.orders.owner
         if owner is not None:
             self._store(owner.epoch, owner.world_size)
@@ -173,9 +181,8 @@ class Persister:
                 try:
                     self._write(entry)
                 finally:
-                    self.writing = None
+                    self._looking_since, self.writing = time.monotonic(), None
                     arena.release(slot)
-        self._settle()
 
     def _waiting(self) -> list[Entry]:
         """What is to be written, newest first."""
@@ -320,3 +327,8 @@ class Persister:
 
     def _moved(self) -> None:
         self._look_s, self.moved_at = FIRST_LOOK_S, time.monotonic()
+
+
+def _stuck(what: str, since: float, may_take: float) -> Trouble | None:
+    took = time.monotonic() - since
+    return Trouble(f"{what} has taken {took:.0f} s so far", time.time() - took) if took > may_take else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import socket
 import stat
@@ -29,7 +30,16 @@ def job_socket(run_dir: Path, slurm_job_id: str) -> str:
 def own_socket(directory: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """Where the keeper of a program without an agent listens: one for each checkpoint directory."""
     base = environ.get("XDG_RUNTIME_DIR") or "/tmp"
-    return Path(base) / f"transom-{os.getuid()}" / f"{digest(os.fsencode(os.path.realpath(directory)))[:16]}.sock"
+    return Path(base) / f"transom-{os.getuid()}" / f"{digest(os.fsencode(real(directory)))[:16]}.sock"
+
+
+@functools.cache
+def real(directory: Path) -> str:
+    """The name of a checkpoint directory behind all links, as keepers know it.
+
+    The store is asked once a process: later it may hang, and a save must not. The keeper itself never asks it.
+    """
+    return os.path.realpath(directory)
 
 
 def agent_socket(environ: Mapping[str, str] = os.environ) -> Path | None:
