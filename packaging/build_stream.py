@@ -16,7 +16,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = Path("transomd/tce/memory")
-SOURCE, LIBRARY = FOLDER / "stream.c", FOLDER / "stream.so"
+SOURCE, LIBRARY = FOLDER / "stream.c", FOLDER / "stream.x86_64.so"
 
 
 class BuildHook(BuildHookInterface[Any]):
@@ -44,7 +44,7 @@ def build(source: Path, library: Path) -> str:
         return "it is for Linux on x86-64"
     if compiler is None:
         return "there is no C compiler"
-    new = library.with_name(f".{library.name}.{os.getpid()}")
+    new = library.with_name(f"{library.name}.{os.getpid()}")
     command = [compiler, "-O2", "-Wall", "-Werror", "-fPIC", "-shared", "-o", str(new), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

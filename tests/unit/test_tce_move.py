@@ -142,7 +142,7 @@ def test_with_the_kernel_or_without_every_byte_arrives(kernel_is_there: bool, mo
 
 
 def test_a_library_that_is_none_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "stream.so").write_bytes(b"no library")
+    (tmp_path / moving.LIBRARY).write_bytes(b"no library")
     monkeypatch.setattr(moving, "__file__", str(tmp_path / "move.py"))
     moving.stream.cache_clear()
     try:

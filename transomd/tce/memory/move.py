@@ -13,6 +13,8 @@ from typing import Any
 
 from transomd.tce.crew import together
 
+LIBRARY = "stream.x86_64.so"
+"""The kernel, beside this file. The second dot keeps Python from taking it for a module."""
 _CHUNK = 8 << 20
 _SHORT = 64 << 10
 """Bytes up to which a copy through the caches is the better one."""
@@ -36,7 +38,7 @@ def _copy(runs: Iterator[Run]) -> Iterable[None]:
 def stream() -> Callable[[int, int, int], Any] | None:
     """The kernel that copies past the caches; None where it was not built, or not for this machine."""
     try:
-        kernel = ctypes.CDLL(str(Path(__file__).with_name("stream.so"))).transom_stream_copy
+        kernel = ctypes.CDLL(str(Path(__file__).with_name(LIBRARY))).transom_stream_copy
     except (OSError, AttributeError):
         return None
     kernel.argtypes, kernel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), None
