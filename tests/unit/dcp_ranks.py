@@ -218,7 +218,7 @@ def save_copied(place: Path) -> None:
     writer = TransomStorageWriter(place / "held", epoch=1, storage_every=1000)
     dcp.save(held_state(lambda t: t), storage_writer=writer, checkpoint_id="1")
     assert writer.handle is not None
-    writer.handle.wait("replica", 60)
+    writer.handle.wait("replica", 120)
     dist.barrier()
     if dist.get_rank() == 0:
         os.kill(int(os.environ["DOOMED"]), signal.SIGKILL)
@@ -243,7 +243,7 @@ def load_and_go_on(place: Path) -> None:
     wait = SaveHandle(
         1, lambda: any((c.step, c.epoch, c.complete) == (1, 2, True) for c in list_checkpoints(writer.directory))
     )
-    wait.wait("storage", 60)
+    wait.wait("storage", 120)
     assert not writer.handle.done("storage")
     dist.barrier()
 
