@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_server import Recorded, error, serving
 
-from transomd.api.client import Client, NoAnswerError
+from transomd.api.client import Client, NoAnswerError, usual_address
 from transomd.errors import (
     NotFoundError,
     RefusedError,
@@ -146,3 +146,13 @@ def test_a_socket_without_permission() -> None:
         finally:
             os.seteuid(0)
     assert caught.value.hint == f"ls -l {server.socket}; id"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
+def test_a_home_that_one_may_not_look_into_holds_no_daemon_of_ones_own() -> None:
+    with tempfile.TemporaryDirectory(prefix="transom-") as home:
+        os.seteuid(65534)
+        try:
+            assert usual_address({"HOME": home}) == "/run/transom/transomd.sock"
+        finally:
+            os.seteuid(0)

@@ -137,7 +137,8 @@ def usual_address(env: Mapping[str, str] = os.environ) -> str:
     if named:
         return named
     own = personal_socket(env)
-    return str(own) if own.exists() else DEFAULT_SOCKET
+    # After su or sudo the home may be somebody else's, where nobody may look.
+    return str(own) if os.path.exists(own) else DEFAULT_SOCKET
 
 
 def _start_hint() -> str:
