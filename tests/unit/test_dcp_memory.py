@@ -280,9 +280,14 @@ def test_a_staged_state_that_is_never_saved_gives_its_slot_back(place: Path) -> 
     assert load_newest(found, place) == 1
 
 
-def test_every_asynchronous_save_holds_its_own_state_however_close_they_follow(place: Path) -> None:
-    """The second async_save of DCP's own reused stager overwrites the first."""
-    writer = TransomStorageWriter(place, keep=50)
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("when_full", ["latest", "wait"])
+def test_every_asynchronous_save_holds_its_own_state_however_close_they_follow(place: Path, when_full: Any) -> None:
+    """The second async_save of DCP's own reused stager overwrites the first.
+
+    Nor does one that waits for memory keep others from giving theirs up.
+    """
+    writer = TransomStorageWriter(place, keep=50, when_full=when_full)
     dcp.save({"w": torch.zeros(5000)}, storage_writer=writer, checkpoint_id="1")
     state = {"w": torch.zeros(5000)}
     pending = []

@@ -39,7 +39,7 @@ log = logging.getLogger("transom.tce")
 Policy = Literal["latest", "wait"]
 AGAIN_S = 15.0
 """How soon a keeper that could not be had is asked for again."""
-_LOOK_S = 0.05
+_LOOK_S = 0.005
 _WORD_S = 30.0
 _PEERS_S = 10.0
 
@@ -92,28 +92,44 @@ class MemoryTier:
         # Here and not above: the tier is made without torch.
         from transomd.tce.memory.copy import fill, lay_out
 
-        with self._lock:
-            table = lay_out(payloads, self._store.writer.rank, self._store.writer.world_size, needs)
+        table = lay_out(payloads, self._store.writer.rank, self._store.writer.world_size, needs)
+        try:
+            opened = self.open(step, table)
             try:
-                opened = self.open(step, table)
-                try:
-                    fill(opened.arena, opened.slot, table, payloads)
-                    self.publish(opened, step, table, handle)
-                finally:
-                    self.drop(opened)
-            except (OSError, MemoryError) as error:
-                return self._without(str(error))
-            return ""
+                fill(opened.arena, opened.slot, table, payloads)
+                self.publish(opened, step, table, handle)
+            finally:
+                self.drop(opened)
+        except (OSError, MemoryError) as error:
+            return self._without(str(error))
+        return ""
 
     def open(self, step: int, table: Table, room: int = 0) -> Opened:
         """A slot for the files of ``table`` and ``room`` bytes more, the caller's until it is published or dropped.
 
-        Raises OSError, MemoryError, or NoRoom if the step is skipped.
+        Raises OSError, MemoryError, or NoRoom if the step is skipped. By the policy it waits for a slot; meanwhile
+        other threads publish what they have opened.
         """
+        began = told = time.monotonic()
+        while (opened := self._try_to_open(step, table.end + room + len(encode(table)))) is None:
+            time.sleep(_LOOK_S)
+            if time.monotonic() - told > _WORD_S:
+                told = time.monotonic()
+                log.warning("step %d has waited %.0f s for storage. %s", step, told - began, self.ledger.problem)
+        opened.arena.await_pages(opened.slot)
+        return opened
+
+    def _try_to_open(self, step: int, size: int) -> Opened | None:
+        """A slot of at least ``size`` bytes, marked WRITING: never one in use, never the newest."""
         with self._lock:
             self.ledger.schedule.saves(step)
-            arena = self._arena_for(table.end + room + len(encode(table)))
-            opened = Opened(arena, self._slot(arena, step))
+            arena = self._arena_for(size)
+            slot = self._choose(arena)
+            if slot is None and self._policy == "latest":
+                raise self.ledger.no_room(step, arena.slots)
+            if slot is None or not self._mark(arena, slot, step):
+                return None
+            opened = Opened(arena, slot)
             self._opened = [*self._opened, opened]
             return opened
 
@@ -122,10 +138,7 @@ class MemoryTier:
         with self._lock:
             self.ledger.schedule.saves(step)
             self.drop(opened)
-            arena, slot = opened.arena, opened.slot
-            if arena is not self._arena:
-                raise OSError("the memory of this rank was replaced meanwhile")
-            self._publish(arena, slot, step, table, encode(table))
+            self._publish(opened, step, table)
             self.ledger.add(handle)
             self._tell_staged()
 
@@ -134,8 +147,11 @@ class MemoryTier:
         with self._lock:
             self._opened = [other for other in self._opened if other is not opened]
 
-    def _publish(self, arena: Arena, slot: int, step: int, table: Table, content: bytes) -> None:
-        """Put in force what was copied into a slot; ``content`` is its encoded table."""
+    def _publish(self, opened: Opened, step: int, table: Table) -> None:
+        """Put in force what was copied into a slot, without a handle. Raises OSError."""
+        arena, slot, content = opened.arena, opened.slot, encode(table)
+        if arena is not self._arena:
+            raise OSError("the memory of this rank was replaced meanwhile")
         arena.image(slot)[table.end : table.end + len(content)] = content
         self._seq += 1
         digest = xxh3_64_intdigest(content)
@@ -192,24 +208,6 @@ class MemoryTier:
             log.warning("checkpoints are copied into memory again")
         self.reason, self._again_at = "", 0.0
         arena.follow()
-
-    def _slot(self, arena: Arena, step: int) -> int:
-        """A slot to copy into, marked WRITING: never one in use, never the newest; by the policy if none is free."""
-        began = told = time.monotonic()
-        while True:
-            slot = self._choose(arena)
-            if slot is not None and self._mark(arena, slot, step):
-                arena.await_pages(slot)
-                return slot
-            if slot is None and self._policy == "latest":
-                raise self.ledger.no_room(step, arena.slots)
-            self._listen()
-            if self._link is None:
-                raise OSError(self.reason)
-            self._link.wait(_LOOK_S)
-            if time.monotonic() - told > _WORD_S:
-                told = time.monotonic()
-                log.warning("step %d has waited %.0f s for storage. %s", step, told - began, self.ledger.problem)
 
     def _choose(self, arena: Arena) -> int | None:
         """The slot whose loss matters least."""
@@ -299,14 +297,15 @@ class MemoryTier:
     def restage(self, step: int, parts: carry.Share, needs: tuple[str, ...]) -> None:
         """Stage under this epoch, byte by byte, what an earlier start staged. Raises OSError, MemoryError or NoRoom."""
         writer = self._store.writer
-        with self._lock:
-            table = carry.lay_out(parts, writer.rank, writer.world_size, needs)
-            content = encode(table)
-            arena = self._arena_for(table.end + len(content))
-            slot = self._slot(arena, step)
-            carry.fill(arena.image(slot), table, parts)
-            self._publish(arena, slot, step, table, content)
-            self._tell_staged()
+        table = carry.lay_out(parts, writer.rank, writer.world_size, needs)
+        opened = self.open(step, table)
+        try:
+            carry.fill(opened.arena.image(opened.slot), table, parts)
+            with self._lock:
+                self._publish(opened, step, table)
+                self._tell_staged()
+        finally:
+            self.drop(opened)
 
     def spare(self, folder: Path, lacking: bool = False) -> None:
         """What was loaded from this folder is not removed; if storage is ``lacking`` it, it is to get it."""
