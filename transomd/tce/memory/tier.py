@@ -116,7 +116,6 @@ class MemoryTier:
             if time.monotonic() - told > _WORD_S:
                 told = time.monotonic()
                 log.warning("step %d has waited %.0f s for storage. %s", step, told - began, self.ledger.problem)
-        opened.arena.await_pages(opened.slot)
         return opened
 
     def _try_to_open(self, step: int, size: int) -> Opened | None:
@@ -129,6 +128,7 @@ class MemoryTier:
                 raise self.ledger.no_room(step, arena.slots)
             if slot is None or not self._mark(arena, slot, step):
                 return None
+            arena.await_pages(slot)
             opened = Opened(arena, slot)
             self._opened = [*self._opened, opened]
             return opened
