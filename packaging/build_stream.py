@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,6 @@ class BuildHook(BuildHookInterface[Any]):
         root = Path(self.root)
         why_not = build(root / SOURCE, root / LIBRARY)
         if why_not:
-            (root / LIBRARY).unlink(missing_ok=True)
             self.app.display_warning(
                 f"transom is built without its copy kernel (copies take half as long again): {why_not}"
             )
@@ -39,13 +39,13 @@ class BuildHook(BuildHookInterface[Any]):
 
 def build(source: Path, library: Path) -> str:
     """Compile; why not, if not. A library that is in use is never written over: the new one takes its name."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    compiler = shlex.split(os.environ.get("CC", "cc")) or ["cc"]
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "it is for Linux on x86-64"
-    if compiler is None:
+    if shutil.which(compiler[0]) is None:
         return "there is no C compiler"
     new = library.with_name(f"{library.name}.{os.getpid()}")
-    command = [compiler, "-O2", "-Wall", "-Werror", "-fPIC", "-shared", "-o", str(new), str(source)]
+    command = [*compiler, "-O2", "-Wall", "-Werror", "-fPIC", "-shared", "-o", str(new), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         new.unlink(missing_ok=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from tce_keepers import keepers, own_place, wait_for
 
 from transomd.forms import parse_size
 from transomd.tce.memory import budget
-from transomd.tce.memory.arena import Arena, rounded, staged, whole_size
+from transomd.tce.memory.arena import _FAILED, Arena, mapped, rounded, staged, whole_size
 from transomd.tce.memory.link import connect
 from transomd.tce.memory.place import Claim, agent_socket, own_socket, private_folder
 from transomd.tce.memory.slots import EMPTY, STAGED, WRITING, SlotState, read_slot, write_slot
@@ -66,6 +68,35 @@ def test_an_arena_is_shared_and_cannot_be_shrunk() -> None:
     assert os.fstat(arena.descriptor).st_blocks * 512 >= 3 * 10_000
     arena.close()
     other.close()
+
+
+def test_a_save_does_not_wait_for_a_keeper_that_has_stopped_and_touches_no_page_that_cannot_be_had() -> None:
+    program = Arena.create(2, 8 << 20, "test")
+    began = time.monotonic()
+    program.await_pages(1)
+    assert time.monotonic() - began < 5, "nobody brings them in"
+    program._uses[_FAILED] = errno.ENOMEM
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        program.await_pages(1)
+    keeper = Arena(os.dup(program.descriptor))
+    keeper.fill()
+    assert wait_for(lambda: not keeper.filling)
+    program.await_pages(1)
+    keeper.close()
+    keeper.release(0)
+    program.close()
+
+
+def test_of_several_arenas_all_are_mapped_or_none_is_kept() -> None:
+    whole, other = Arena.create(2, 4096, "test"), os.memfd_create("other")
+    os.ftruncate(other, 1 << 16)
+    given = [os.dup(whole.descriptor), other, os.dup(whole.descriptor)]
+    with pytest.raises(ValueError, match="holds no arena"):
+        mapped(given)
+    for descriptor in given:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    whole.close()
 
 
 def test_something_else_is_no_arena() -> None:

@@ -23,9 +23,11 @@ from tce_keepers import keeper_of, keepers, own_place, wait_for
 from transomd.tce import CheckpointEngine, CheckpointError, restore
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.epochs import claim_epoch
+from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.arena import Arena, staged
-from transomd.tce.memory.link import connect
+from transomd.tce.memory.link import call, connect, hello
 from transomd.tce.memory.place import own_socket
+from transomd.tce.memory.table import Table
 
 
 @pytest.fixture
@@ -60,12 +62,17 @@ def loaded(directory: Path, **settings: Any) -> int | None:
 
 def status_of(directory: Path) -> dict[str, Any]:
     """What the keeper says of the only rank, as ``transom status`` shows it."""
+    return status_of_all(directory)[0]
+
+
+def status_of_all(directory: Path) -> list[dict[str, Any]]:
+    """What the keeper says of each rank."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(10)
         sock.connect(str(own_socket(directory)))
         sock.sendall(b'{"id": 1, "op": "status"}\n')
         with sock.makefile("rb") as answer:
-            return dict(json.loads(answer.readline())["ranks"][0])
+            return list(json.loads(answer.readline())["ranks"])
 
 
 def complete(directory: Path) -> list[int]:
@@ -290,6 +297,62 @@ def test_the_keeper_dies_and_the_training_goes_on(directory: Path, caplog: pytes
     assert loaded(directory) == 3
     engine.close()
     assert complete(directory)[-1] == 3
+
+
+def test_a_slot_that_is_being_copied_into_stays_so_when_another_keeper_takes_over(directory: Path) -> None:
+    """Else another thread's save is given the same slot, and what is published is a mix of both."""
+    with CheckpointEngine(directory, keep=9) as engine:
+        handle = engine.save(1, state_of(1))
+        handle.wait(timeout=20)
+        tier = engine._memory
+        assert tier is not None
+        table = Table(0, 1, (), ())
+        first = tier.open(2, table)
+        os.kill(keeper_of(directory), signal.SIGKILL)
+        assert wait_for(lambda: not keepers(directory.parent))
+        assert wait_for(lambda: not tier.progress(1) and bool(keepers(directory.parent)) and not tier.reason)
+        second = tier.open(3, table)
+        assert second.arena is first.arena
+        assert second.slot != first.slot
+        first.arena.image(first.slot)[:5] = b"still"
+        tier.drop(first)
+        tier.drop(second)
+
+
+def test_an_arena_that_was_outgrown_is_there_as_long_as_somebody_copies_into_it(directory: Path) -> None:
+    with CheckpointEngine(directory, keep=9) as engine:
+        engine.save(1, state_of(1)).wait(timeout=20)
+        tier = engine._memory
+        assert tier is not None
+        first = tier.open(2, Table(0, 1, (), ()))
+        engine.save(3, state_of(3, size=500_000)).wait(timeout=20)
+        first.arena.image(first.slot)[:5] = b"still"
+        with pytest.raises(OSError, match="was replaced"):
+            tier.publish(first, 2, Table(0, 1, (), ()), SaveHandle(2, lambda: False))
+        assert first.arena.descriptor == -1, "and gone then"
+
+
+def test_a_keeper_outlives_who_reads_the_memory_of_a_rank_that_is_done(directory: Path) -> None:
+    engine = CheckpointEngine(directory, rank=0, world_size=2, epoch=1)
+    other = CheckpointEngine(directory, rank=1, world_size=2, epoch=1)
+    for each in (engine, other):
+        each.save(1, state_of(1, each.rank))
+    reader = call(directory, 0, 2, start=False)
+    assert reader is not None
+    answer, descriptors = reader.ask("hold", epoch=1, step=1)
+    assert answer["slots"]
+    hello(reader, directory, 1, 2)  # it goes on to another rank's share
+    engine.close()
+    pid = keeper_of(directory)
+    time.sleep(0.2)
+    assert [told["rank"] for told in status_of_all(directory)] == [0, 1], "what is read was given back"
+    reader.tell("release")
+    reader.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert wait_for(lambda: [told["rank"] for told in status_of_all(directory)] == [1])
+    assert keepers(directory.parent) == [pid]
+    other.close()
 
 
 def test_a_handle_finds_another_keeper_by_itself(directory: Path) -> None:

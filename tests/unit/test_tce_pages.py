@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -104,4 +106,23 @@ def test_bringing_pages_in_changes_nothing_that_is_written_meanwhile() -> None:
     assert all(other.memory[at : at + 8] == at.to_bytes(8, "little") for at in range(0, 8 * HUGE, 4096))
     for each in (mapping, other):
         each.close()
+    os.close(descriptor)
+
+
+def test_where_reserving_is_refused_the_file_is_mapped_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = mmap.mmap
+
+    def strict(descriptor: int, size: int, **flags: int) -> mmap.mmap:
+        if descriptor == -1:
+            raise OSError(12, "Cannot allocate memory")
+        return own(descriptor, size, **flags)
+
+    descriptor = memory()
+    monkeypatch.setattr(mmap, "mmap", strict)
+    mapping = Mapping(descriptor, SIZE)
+    assert mapping.bring_in(0, SIZE)
+    mapping.memory[:5] = b"there"
+    assert os.pread(descriptor, 5, 0) == b"there"
+    assert ctypes.string_at(mapping.address, 5) == b"there"
+    mapping.close()
     os.close(descriptor)

@@ -171,3 +171,15 @@ def test_the_pause_between_tries_grows_to_a_limit() -> None:
         retry = later
     assert pauses[:3] == pytest.approx([FIRST_RETRY_S, 2 * FIRST_RETRY_S, 4 * FIRST_RETRY_S])
     assert pauses[-1] == LAST_RETRY_S
+
+
+def test_who_takes_over_says_how_many_are_kept_also_where_the_epoch_is_the_same(rank: Rank) -> None:
+    rank.take_over(Owner(1, 1, "", 1 << 62))
+    for seq in range(1, 4):
+        rank.stage(seq - 1, step=seq, seq=seq)
+        rank.ring()
+        assert wait_for(lambda seq=seq: seq in rank.heard("complete"))
+    rank.take_over(Owner(1, 1, "", 2))
+    rank.stage(3, step=4, seq=4)
+    rank.ring()
+    assert wait_for(lambda: rank.stored() == [(1, 3), (1, 4)])

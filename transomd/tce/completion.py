@@ -21,7 +21,7 @@ class Completion:
     def __init__(self, writer: Writer, keep: int) -> None:
         self.resume_source: Path | None = None
         self._writer = writer
-        self._keep = keep
+        self.keep = keep
         self._pending: dict[int, SaveHandle] = {}
 
     def add(self, handle: SaveHandle) -> None:
@@ -87,7 +87,7 @@ class Completion:
         writer = self._writer
         checkpoints = list_checkpoints(writer.directory)
         protected = [self.resume_source] if self.resume_source else []
-        going = retention.surplus(checkpoints, self._keep, protected, writer.epoch) if committed else []
+        going = retention.surplus(checkpoints, self.keep, protected, writer.epoch) if committed else []
         if writer.rank == 0:
             going += retention.leftovers(checkpoints, protected, writer.epoch)
         for folder in going:

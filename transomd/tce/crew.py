@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import TypeVar
 
@@ -22,18 +22,27 @@ def together(items: Iterable[Item], work: Callable[[Iterator[Item]], Iterable[Fo
     they have begun. Raises what ``work`` raises.
     """
     todo = deque(items)
-    helpers = []
-    # At the end of the interpreter no thread is to be had any more.
-    with contextlib.suppress(RuntimeError):
-        for _ in range(min(len(todo), threads()) - 1):
-            helpers.append(_pool(os.getpid()).submit(lambda: list(work(_taken(todo)))))
+    helpers: list[Future[list[Found]]] = []
     try:
+        # At the end of the interpreter no thread is to be had any more.
+        with contextlib.suppress(RuntimeError):
+            for _ in range(min(len(todo), threads()) - 1):
+                helpers.append(_pool(os.getpid()).submit(lambda: list(work(_taken(todo)))))
         found = list(work(_taken(todo)))
     finally:
         todo.clear()  # where the work was broken off, by Ctrl-C perhaps
         begun = [helper for helper in helpers if not helper.cancel()]
-        wait(begun)  # they use memory that is the caller's
+        _wait(begun)
     return [*found, *(each for helper in begun for each in helper.result())]
+
+
+def _wait(helpers: list[Future[list[Found]]]) -> None:
+    """Wait, whatever comes: they use memory that is the caller's."""
+    try:
+        wait(helpers)
+    except BaseException:
+        _wait(helpers)
+        raise
 
 
 def _taken(todo: deque[Item]) -> Iterator[Item]:

@@ -120,6 +120,9 @@ class Keeper:
             if not isinstance(error, ConnectionError):
                 log.warning("a program sent what is no request: %s", error)
             self._gone(line)
+        except Exception:  # the keeper holds what nobody else has: it lives on
+            log.exception("a request failed")
+            self._gone(line)
 
     def _send(self) -> None:
         for line in list(self._desk.lines):

@@ -33,6 +33,10 @@ class Store:
         self.every = every
         self.completion = Completion(writer, keep)
 
+    def owned(self, token: str, keep: int) -> None:
+        """A start of the program has taken over."""
+        self.token, self.keep, self.completion.keep = token, keep, keep
+
     @property
     def directory(self) -> Path:
         """Where checkpoints are."""

@@ -190,7 +190,7 @@ class ExactResume(_Callback):  # type: ignore[misc]
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Take what was added; a checkpoint without it is as good as Lightning's own."""
-        self._found = checkpoint.get(_EXACT)
+        self._found = checkpoint.get(_EXACT) if trainer.state.fn == "fit" else None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Go on from the random states before an epoch draws its order."""

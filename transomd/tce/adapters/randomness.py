@@ -6,12 +6,13 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-import numpy
 import torch
 
 
 def random_states(distributed: bool) -> dict[str, Any]:
     """Return what :func:`put_back` takes; of the GPUs, all of the machine, or this process's own if ``distributed``."""
+    import numpy  # what saves and loads files alone needs none
+
     states = {"python": random.getstate(), "numpy": numpy.random.get_state(), "cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state() if distributed else torch.cuda.get_rng_state_all()
@@ -20,6 +21,8 @@ def random_states(distributed: bool) -> dict[str, Any]:
 
 def put_back(states: Mapping[str, Any]) -> None:
     """Go on from the random states of a process that had all GPUs."""
+    import numpy
+
     random.setstate(states["python"])
     numpy.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])

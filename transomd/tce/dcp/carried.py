@@ -67,6 +67,7 @@ def bring(folder: Path, count: int, shares: Shares, task: Task) -> Path:
             borrowed = not own and rank != task.rank
         except (OSError, MemoryError, ValueError, CheckpointError) as error:
             log.warning("step %d, which was loaded: rank %d's share is not brought to storage: %s", step, rank, error)
+            commit.CARRIED.discard(carried)
         finally:
             tier.close(0, leave=borrowed)
     return carried

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transomd.tce.dcp.facts import FILE
 from transomd.tce.files import digest
-from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.arena import Arena, mapped
 from transomd.tce.memory.link import Link, connect, hello
 from transomd.tce.memory.recall import FETCH_S
 from transomd.tce.memory.table import Place, Table, decode
@@ -198,9 +198,9 @@ class Shares:
             self._owned.add(rank)
         answer, descriptors = self._asked().ask("hold", epoch=self._at[0], step=self._at[1])
         slots = []
-        for told, descriptor in zip(answer["slots"], descriptors, strict=True):
-            arena = Arena(descriptor)
-            self._arenas.append(arena)
+        arenas = mapped(descriptors)
+        self._arenas += arenas
+        for told, arena in zip(answer["slots"], arenas, strict=True):
             with contextlib.suppress(ValueError):
                 table = decode(arena.table(told["slot"]))
                 places = {place.name: place for place in table.places}

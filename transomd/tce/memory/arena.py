@@ -5,7 +5,7 @@
     page 0            magic, number and size of the slots
     page 1 + i        the state of slot i (written by the program alone)
     page 1 + slots    what the keeper says of each slot: how many use it, the save that needs it no more; at the end,
-                      up to where all pages are there
+                      up to where all pages are there, and the error number of what kept others from coming
     data              the slots
 
 No lock is shared (each process has its own, which is a memory barrier too). The program marks a slot WRITING before it
@@ -16,6 +16,7 @@ the other gives way, so never do both go on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -26,17 +27,17 @@ from collections.abc import Callable, Iterator
 from xxhash import xxh3_64_intdigest
 
 from transomd.tce.memory.pages import HUGE, Mapping
-from transomd.tce.memory.slots import EMPTY, STAGED, SlotState, read_slot, write_slot
+from transomd.tce.memory.slots import STAGED, SlotState, read_slot, write_slot
 
 PAGE = 4096
 _FORM = struct.Struct("<8sQQ")
 _MAGIC = b"tcearena"
 _SEALS = 0x0400 + 9, 0x1 | 0x2 | 0x4  # F_ADD_SEALS; no more seals, no shrinking, no growing (fcntl(2))
 _CHUNK = 4 * HUGE
-_LOOK_S, _PATIENCE_S, _LOST_S = 0.001, 0.02, 60.0
+_LOOK_S, _PATIENCE_S, _LOST_S = 0.001, 0.1, 60.0
 _TOUCHED = 1.5 * 2**30
 """Bytes a second of pages that come in one after the other as they are touched."""
-_FILLED = PAGE // 8 - 1
+_FILLED, _FAILED = PAGE // 8 - 1, PAGE // 8 - 2
 
 
 def rounded(size: int) -> int:
@@ -87,6 +88,7 @@ class Arena:
 
     def fill(self) -> None:
         """The keeper's side: bring every page into memory, in a thread, slot after slot, changing nothing."""
+        self._uses[_FAILED] = 0
         if self._uses[_FILLED] < self.bytes:
             self._in_thread(self._fill)
 
@@ -100,13 +102,21 @@ class Arena:
         return self._filler is not None and self._filler.is_alive()
 
     def await_pages(self, slot: int) -> None:
-        """The program's side: wait for the pages of a slot, while the keeper is faster at them than copying is."""
-        began, before = time.monotonic(), self._uses[_FILLED]
-        while (there := self._uses[_FILLED]) < self.offset(slot) + self.slot_bytes:
-            took = time.monotonic() - began
-            if took > _PATIENCE_S and there - before < took * _TOUCHED:
+        """The program's side: wait for the pages of a slot, while the keeper is faster at them than copying is.
+
+        OSError if there is no memory for them: who touches a page that cannot be had is killed.
+        """
+        began = since = time.monotonic()
+        before = there = self._uses[_FILLED]
+        while there < self.offset(slot) + self.slot_bytes:
+            if self._uses[_FAILED]:
+                raise OSError(self._uses[_FAILED], os.strerror(self._uses[_FAILED]), "the memory of checkpoints")
+            now = time.monotonic()
+            if now - since > _PATIENCE_S or there - before < (now - began - _PATIENCE_S) * _TOUCHED:
                 return
             time.sleep(_LOOK_S)
+            there, was = self._uses[_FILLED], there
+            since = now if there != was else since
 
     def _in_thread(self, work: Callable[[int, int], bool]) -> None:
         self._filler = threading.Thread(target=self._by_chunk, args=(work,), daemon=True)
@@ -119,8 +129,11 @@ class Arena:
 
     def _fill(self, at: int, length: int) -> bool:
         if not self._map.bring_in(at, length):
-            with contextlib.suppress(OSError):
+            try:
                 os.posix_fallocate(self.descriptor, at, length)
+            except OSError as error:
+                self._uses[_FAILED] = error.errno or errno.ENOMEM
+                return False
         self._uses[_FILLED] = max(at + length, self._uses[_FILLED])
         return True
 
@@ -189,7 +202,8 @@ class Arena:
     def release(self, slot: int) -> None:
         """The keeper's side: one use less."""
         with self._barrier:
-            self._uses[2 * slot] -= 1
+            if self.descriptor >= 0:
+                self._uses[2 * slot] -= 1
 
     def forget_uses(self) -> None:
         """The keeper's side: nobody uses anything, as an earlier keeper is gone."""
@@ -217,9 +231,19 @@ def staged(arenas: list[Arena]) -> Iterator[tuple[Arena, int, SlotState]]:
     return iter(sorted(whole, key=lambda entry: entry[2].order, reverse=True))
 
 
-def is_empty(arena: Arena) -> bool:
-    """Whether no slot was ever written."""
-    return all(state.state == EMPTY for state in arena.states())
+def mapped(descriptors: list[int]) -> list[Arena]:
+    """Map all, or none: OSError or ValueError, and every descriptor is closed."""
+    arenas: list[Arena] = []
+    try:
+        for descriptor in descriptors:
+            arenas.append(Arena(descriptor))
+    except (OSError, ValueError):
+        for arena in arenas:
+            arena.close()
+        for descriptor in descriptors[len(arenas) + 1 :]:
+            os.close(descriptor)
+        raise
+    return arenas
 
 
 def _start(slots: int) -> int:

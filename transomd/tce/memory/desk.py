@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transomd.tce.memory.arena import rounded
+from transomd.tce.memory.arena import Arena, rounded
 from transomd.tce.memory.digests import Entry
 from transomd.tce.memory.due import Owner
 from transomd.tce.memory.landlord import Landlord, adopt, drop_outgrown
@@ -34,6 +34,10 @@ class Guest:
     world_size: int = 0
     owns: bool = False
     held: list[Entry] = field(default_factory=list)
+
+    def needs(self, key: Key, arenas: Sequence[Arena]) -> bool:
+        """Whether it talks of this rank, or reads its memory: who loads reads that of several."""
+        return self.key == key or any(arena is held for arena in arenas for held, _, _ in self.held)
 
 
 class Desk:
@@ -98,8 +102,8 @@ class Desk:
         for key, tenant in list(self._tenants.items()):
             tenant.pin(self.office.copies.keeps)
             drop_outgrown(tenant)
-            gone = tenant.deserted and self._done(tenant) and not any(guest.key == key for guest in self.lines.values())
-            if gone and (ending or key in self._leaving):
+            needed = any(guest.needs(key, tenant.arenas) for guest in self.lines.values())
+            if tenant.deserted and self._done(tenant) and not needed and (ending or key in self._leaving):
                 self._leaving.discard(key)
                 self._tenants.pop(key).close()
 

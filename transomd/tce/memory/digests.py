@@ -54,9 +54,10 @@ class Digester:
         while not self._end.is_set():
             self._bell.wait()
             self._bell.clear()
-            newest = self._newest()
-            if newest is not None and not self.known(newest):
-                with contextlib.suppress(ValueError, OSError):
+            # An arena may be closed under our hands: nobody needs the digests then.
+            with contextlib.suppress(ValueError, OSError, AttributeError):
+                newest = self._newest()
+                if newest is not None and not self.known(newest):
                     self._take(newest, images(newest[0], newest[1], decode(newest[0].table(newest[1]))))
 
     def _take(self, entry: Entry, parts: list[PartImage]) -> Digests:

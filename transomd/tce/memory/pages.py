@@ -23,15 +23,22 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(3 * [ctypes.c_int]), 
 
 
 class Mapping:
-    """All of a file's memory, shared. ``memory`` is its bytes, ``address`` where they begin: a multiple of HUGE."""
+    """All of a file's memory, shared.
+
+    ``memory`` is its bytes, ``address`` where they begin, a multiple of HUGE wherever its pages can be huge.
+    """
 
     def __init__(self, descriptor: int, size: int) -> None:
         """Map; raises OSError."""
-        # Python's own mmap does not choose where: it reserves more than enough, and the file is mapped into that.
-        self._room = mmap.mmap(-1, size + HUGE, flags=_RESERVED)
-        anchor = ctypes.c_char.from_buffer(self._room)
-        start = ctypes.addressof(anchor)
-        del anchor
+        try:
+            # Python's own mmap does not choose where: it reserves more than enough, and the file is mapped into that.
+            self._room = mmap.mmap(-1, size + HUGE, flags=_RESERVED)
+        except OSError:
+            # Where the kernel counts what is reserved (vm.overcommit_memory = 2): small pages.
+            self._room = mmap.mmap(descriptor, size)
+            self.address, self.memory = _address(self._room), memoryview(self._room)
+            return
+        start = _address(self._room)
         self.address = -(-start // HUGE) * HUGE
         both = mmap.PROT_READ | mmap.PROT_WRITE
         if _libc.mmap(self.address, size, both, _SHARED_HERE, descriptor, 0) != self.address:
@@ -58,3 +65,7 @@ class Mapping:
         """Unmap; BufferError if somebody still has a view of ``memory``."""
         self.memory.release()
         self._room.close()
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -20,7 +20,7 @@ from transomd.tce.errors import CheckpointError, FencedError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.image import PartImage
 from transomd.tce.memory.digests import Digester, Entry
-from transomd.tce.memory.due import Orders, Owner, Progress, Retry, due, following, wanted
+from transomd.tce.memory.due import Orders, Progress, Retry, due, following, wanted
 from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Table, decode, images
 from transomd.tce.persist import Writer
@@ -145,9 +145,9 @@ class Persister:
 
     def _run(self) -> None:
         while not self._end.is_set():
-            self._bell.wait(self._wait_s())
-            self._bell.clear()
             try:
+                self._bell.wait(self._wait_s())
+                self._bell.clear()
                 self._work()
             except Exception as error:  # the thread must live; what is wrong stands in status
                 log.exception("rank %d of %s", self._rank, self._directory)
@@ -208,16 +208,17 @@ class Persister:
         self._progress = replace(self._progress, begun=frozenset(found))
 
     def _store(self, epoch: int, world_size: int) -> Store:
-        """The store of an epoch; whose it is, the first look decides.
+        """The store of an epoch, as whoever has taken over wants it.
 
         A start that loads on other ranks than saved has steps of both numbers of ranks.
         """
         orders, store = self.orders, self._stores.get((epoch, world_size))
         if store is None:
-            owner = orders.owner or Owner(world_size, epoch, "", 1)
-            token = owner.token if owner.epoch == epoch else ""
-            store = Store(Writer(self._directory, self._rank, world_size, epoch), token, owner.keep)
+            keep = orders.owner.keep if orders.owner is not None else 1
+            store = Store(Writer(self._directory, self._rank, world_size, epoch), "", keep)
             self._stores[epoch, world_size] = store
+        if orders.owner is not None and orders.owner.epoch == epoch:
+            store.owned(orders.owner.token, orders.owner.keep)
         store.completion.resume_source = orders.resume_source
         return store
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transomd.tce.crew import together
 from transomd.tce.files import digest
 from transomd.tce.manifest import PartEntry, StepManifest
-from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.arena import Arena, mapped
 from transomd.tce.memory.link import Link, hello
 from transomd.tce.memory.table import Place, decode
 from transomd.tce.persist import Writer
@@ -149,7 +149,7 @@ class Recall:
 
     def _hold(self, epoch: int, step: int) -> None:
         answer, descriptors = self._link.ask("hold", epoch=epoch, step=step)
-        self._arenas = [Arena(descriptor) for descriptor in descriptors]
+        self._arenas = mapped(descriptors)
         needs: set[str] = set()
         for told, arena in zip(answer["slots"], self._arenas, strict=True):
             table = decode(arena.table(told["slot"]))

@@ -137,8 +137,10 @@ class MemoryTier:
         """Put in force what was copied. Raises OSError if the memory is not this rank's any more."""
         with self._lock:
             self.ledger.schedule.saves(step)
-            self.drop(opened)
-            self._publish(opened, step, table)
+            try:
+                self._publish(opened, step, table)
+            finally:
+                self.drop(opened)
             self.ledger.add(handle)
             self._tell_staged()
 
@@ -146,6 +148,7 @@ class MemoryTier:
         """Give back a slot that is not going to be published."""
         with self._lock:
             self._opened = [other for other in self._opened if other is not opened]
+            self._close_unless_open(opened.arena)
 
     def _publish(self, opened: Opened, step: int, table: Table) -> None:
         """Put in force what was copied into a slot, without a handle. Raises OSError."""
@@ -197,17 +200,26 @@ class MemoryTier:
         self.ledger.no_partner = str(answer["no_partner"])
 
     def _take(self, descriptors: list[int]) -> None:
-        try:
-            arena = Arena(descriptors[0])
-        except (ValueError, IndexError) as error:
-            raise OSError(f"the keeper sent no arena: {error}") from error
-        if self._arena is not None:
-            self._arena.close()
-        self._arena, self._ours = arena, True
+        if self._arena is not None and descriptors and os.path.sameopenfile(self._arena.descriptor, descriptors[0]):
+            # Another keeper hands back what it got from here: what is open in it stays so.
+            os.close(descriptors[0])
+        else:
+            try:
+                arena = Arena(descriptors[0])
+            except (ValueError, IndexError) as error:
+                raise OSError(f"the keeper sent no arena: {error}") from error
+            before, self._arena = self._arena, arena
+            self._close_unless_open(before)
+            arena.follow()
+        self._ours = True
         if self.reason:
             log.warning("checkpoints are copied into memory again")
         self.reason, self._again_at = "", 0.0
-        arena.follow()
+
+    def _close_unless_open(self, arena: Arena | None) -> None:
+        """Unmap an arena that has been replaced, once nobody copies into it any more."""
+        if arena is not None and arena is not self._arena and not any(o.arena is arena for o in self._opened):
+            arena.close()
 
     def _choose(self, arena: Arena) -> int | None:
         """The slot whose loss matters least."""
@@ -286,13 +298,13 @@ class MemoryTier:
         step, epoch = found.manifest.step, found.manifest.epoch
         with self._lock:
             self._wanted(found)
-            try:
-                if recall.own(epoch, step) and self.adopt(step, epoch):
-                    return
-                parts = carry.share(recall.held(), self._store.writer.rank, first_of_node)
-                self.restage(step, parts, tuple(place.name for place, _ in recall.held()))
-            except (OSError, MemoryError, NoRoom) as error:
-                log.warning("step %d, which was loaded, is not brought to storage: %s", step, error)
+        try:
+            if recall.own(epoch, step) and self.adopt(step, epoch):
+                return
+            parts = carry.share(recall.held(), self._store.writer.rank, first_of_node)
+            self.restage(step, parts, tuple(place.name for place, _ in recall.held()))
+        except (OSError, MemoryError, NoRoom) as error:
+            log.warning("step %d, which was loaded, is not brought to storage: %s", step, error)
 
     def restage(self, step: int, parts: carry.Share, needs: tuple[str, ...]) -> None:
         """Stage under this epoch, byte by byte, what an earlier start staged. Raises OSError, MemoryError or NoRoom."""
@@ -351,7 +363,8 @@ class MemoryTier:
         if link is None:
             time.sleep(seconds)
         else:
-            link.wait(seconds)
+            with contextlib.suppress(ValueError):  # another thread has hung up meanwhile
+                link.wait(seconds)
 
     def _attach_again(self) -> None:
         """After the keeper was lost: another one takes over what stands in the arena."""

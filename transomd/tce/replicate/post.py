@@ -19,7 +19,7 @@ from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Place, images
 from transomd.tce.memory.tenant import Tenant
 from transomd.tce.replicate import transfer
-from transomd.tce.replicate.copies import Copies
+from transomd.tce.replicate.copies import Copies, Copy
 from transomd.tce.replicate.holdings import Holder, Holding, Step, decode, holdings, loadable
 from transomd.tce.replicate.offer import Offer, Told, told
 from transomd.tce.replicate.peer import Peer
@@ -195,15 +195,15 @@ class Post:
         copy = self._copies.of((directory, held.rank))
         copy.claim()
         try:
-            why = self._receive(name, held, directory)
+            why = self._receive(name, held, copy)
         finally:
             copy.busy.release()
         if why:
             raise ConnectionError(why)
         log.info("step %d of rank %d was fetched from %s", held.step, held.rank, name)
 
-    def _receive(self, name: str, held: Holding, directory: str) -> str:
-        host, port, _ = self.keepers[name]
+    def _receive(self, name: str, held: Holding, copy: Copy) -> str:
+        (host, port, _), directory = self.keepers[name], copy.directory
         with contextlib.closing(Peer.dial((host, port), self.token, SEARCH_S)) as peer:
             peer.send({"t": "pull", "directory": directory, "rank": held.rank, "epoch": held.epoch, "step": held.step})
             message = peer.receive()
@@ -215,7 +215,7 @@ class Post:
                 return f"it offers what is no step: {error!r}"
             if offer.key != (directory, held.rank):
                 return f"it offers what is of rank {offer.rank}"
-            return transfer.take(peer, offer, self._copies, self._here, insist=True, anyhow=True)
+            return transfer.take(peer, offer, copy, self._copies, self._here, insist=True, anyhow=True)
 
 
 def offer_of(directory: str, holder: Holder, entry: tuple[Arena, int, SlotState]) -> Offer:

@@ -15,7 +15,7 @@ from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.slots import STAGED, SlotState
 from transomd.tce.memory.table import Place
 from transomd.tce.rate import Cap
-from transomd.tce.replicate.copies import Copies, Incoming, NotYet, Refused, piece
+from transomd.tce.replicate.copies import Copies, Copy, Incoming, NotYet, Refused, piece
 from transomd.tce.replicate.offer import Offer
 from transomd.tce.replicate.peer import CHUNK, END, STOPPED, GaveWay, Peer, never
 
@@ -88,18 +88,17 @@ def receive(peer: Peer, offer: Offer, copies: Copies, here: Here, insist: bool) 
         return
     peer.wanted = copy.awaited.is_set
     try:
-        take(peer, offer, copies, here, insist)
+        take(peer, offer, copy, copies, here, insist)
     finally:
         peer.wanted = never
         copy.busy.release()
 
 
-def take(peer: Peer, offer: Offer, copies: Copies, here: Here, insist: bool, anyhow: bool = False) -> str:
+def take(peer: Peer, offer: Offer, copy: Copy, copies: Copies, here: Here, insist: bool, anyhow: bool = False) -> str:
     """Take of an offer what is not here, publish it, and say so; '', or why it is not here. Raises OSError.
 
-    For who has made the copies of this rank ``busy``. ``anyhow``: also what is older than a copy that is here.
+    For who has made ``copy``, which is of this rank, ``busy``. ``anyhow``: also what is older than a copy that is here.
     """
-    copy = copies.of(offer.key)
     try:
         places = offer.checked_table().places
         if copy.has(offer):
