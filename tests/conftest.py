@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from transom_slurm.sandbox.daemons import find
 _SCRUBBED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "TRANSOM_SANDBOX", "TRANSOM_SOCKET", "TRANSOM_CONFIG")
 for _name in [name for name in os.environ if name.startswith(_SCRUBBED)]:
     del os.environ[_name]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell starts what goes to the background; the programs under test would inherit it, deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MakeSandbox = Callable[..., Sandbox]
 
