@@ -2,7 +2,7 @@
 
 ``python tests/bench/checkpoint.py --dir DIR [--gib 1.0] [--repeats 8] [--peers PYTHON]`` prints Markdown tables. The
 ways take turns, each in processes of its own, in two rounds of one run; every round takes one memcpy and one write with
-fsync of the same bytes along. Seconds are worth what those say beside them; ratios are worth more. Takes about 15
+fsync of the same bytes along. Seconds are worth what those say beside them; ratios are worth more. Takes about 20
 minutes on 2 cores, 6 times ``--gib`` of memory and 8 times of disk.
 
 ``--peers``: the python of an environment with torch, dlrover (and grpcio), torchsnapshot and nvidia-resiliency-ext.
@@ -30,7 +30,7 @@ from checkpoint_ways import PEERS, WAYS
 from transomd.tce.files import make_folder
 
 HERE = Path(__file__).resolve().parent
-ROUNDS = 2
+ROUNDS, WARM = 2, 6
 ANSWER_S = 180.0
 Times = dict[tuple[int, str, str], list[float]]
 """Seconds by ranks, way and what was measured."""
@@ -130,7 +130,8 @@ class Bench:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _measure(self, ranks: Ranks, world: int, way: str) -> None:
-        for _ in range(2):
+        # Warm: every buffer has been used once, and what a way does in the background at first is done.
+        for _ in range(WARM):
             ranks.ask("save")
             ranks.ask("drain")
         if world == 1:
