@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ Policy = Literal["latest", "wait"]
 AGAIN_S = 15.0
 """How soon a keeper that could not be had is asked for again."""
 _LOOK_S = 0.005
+_WORDS = re.compile(r"[a-z]{4,}")
 _WORD_S = 30.0
 _PEERS_S = 10.0
 
@@ -250,8 +252,8 @@ class MemoryTier:
         return True
 
     def _without(self, reason: str) -> str:
-        """Note why there is no memory tier, with one warning for one reason."""
-        if reason != self.reason:
+        """Note why there is no memory tier, with one warning for one reason, whose numbers may differ each time."""
+        if _WORDS.findall(reason) != _WORDS.findall(self.reason):
             log.warning("%s; save() writes to storage and waits for it until that has changed", reason)
         self.reason = reason
         return reason
