@@ -153,6 +153,7 @@ class Persister:
                 log.exception("rank %d of %s", self._rank, self._directory)
                 self.complain(f"{type(error).__name__}: {error}")
                 self._retry = self._retry.later(time.monotonic())
+                self._end.wait(LAST_LOOK_S)  # whatever it was, it is not tried in a circle
 
     def _wait_s(self) -> float | None:
         waits = []
