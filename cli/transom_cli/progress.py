@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from transom_cli.text import clip, plain
 
@@ -21,8 +21,15 @@ def working(what: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
+    with beside(lambda done: _tell(what, done)):
+        yield
+
+
+@contextlib.contextmanager
+def beside(tell: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run ``tell`` in a thread meanwhile; it ends once its event is set."""
     done = threading.Event()
-    thread = threading.Thread(target=_tell, args=(what, done), daemon=True)
+    thread = threading.Thread(target=tell, args=(done,), daemon=True)
     thread.start()
     try:
         yield

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from transom_cli.progress import AFTER_S, EVERY_S
+from transom_cli.progress import AFTER_S, EVERY_S, beside
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -91,15 +91,8 @@ def writing(what: str, total: int) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    done = threading.Event()
-    with ByteBar(what, total) as bar:
-        thread = threading.Thread(target=_watch, args=(bar, done), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+    with ByteBar(what, total) as bar, beside(lambda done: _watch(bar, done)):
+        yield
 
 
 def _watch(bar: ByteBar, done: threading.Event) -> None:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transomd.tce.layout import Layout
 from transomd.tce.manifest import TensorRecord
 from transomd.tce.memory.copy import fill
-from transomd.tce.memory.table import ALIGN, Place, Table
+from transomd.tce.memory.table import ALIGN, Place, Table, aligned
 from transomd.tce.memory.tier import MemoryTier, Opened
 from transomd.tce.payload import Payload
 
@@ -68,7 +68,7 @@ class Stager:
         """
         leaves: Leaves = {}
         _walk(state, (), lambda path, tensor: leaves.setdefault(path, tensor))
-        start = -(-(ALIGN + _HEADER_BYTES_EACH * len(leaves)) // ALIGN) * ALIGN
+        start = aligned(ALIGN + _HEADER_BYTES_EACH * len(leaves))
         records = self._places(leaves)
         table = _table(records, start, room)
         opened = self._tier.open(UNKNOWN_STEP, table)

@@ -17,7 +17,7 @@ from transomd.tce.dcp.staging import VALUE
 from transomd.tce.handle import SaveHandle
 from transomd.tce.layout import Layout
 from transomd.tce.memory.copy import fill, lay_out
-from transomd.tce.memory.table import ALIGN, Table
+from transomd.tce.memory.table import Table, aligned
 from transomd.tce.memory.tier import MemoryTier, Opened, Policy
 from transomd.tce.payload import Payload, bytes_of, plan
 from transomd.tce.persist import Writer
@@ -160,7 +160,7 @@ class Staging:
         payload = Payload(FILE, (), Layout(dict.fromkeys(KEYS)), b"", (), facts)
         self._payloads.append(payload)
         table = lay_out([(payload, True)], 0, 1, ())
-        at = -(-self._table.end // ALIGN) * ALIGN
+        at = aligned(self._table.end)
         if not self._opened.fits(at + len(facts), self._table):
             self._tier.drop(self._opened)
             self._opened = self._copy(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from transomd.tce.memory.table import ALIGN, Place, Table
+from transomd.tce.memory.table import Place, Table, aligned
 
 Share = Sequence[tuple[Place, memoryview]]
 """Parts, and the slots in which they are at present."""
@@ -25,9 +25,9 @@ def lay_out(parts: Share, rank: int, world_size: int, needs: tuple[str, ...]) ->
     at = 0
     places = []
     for place, _ in parts:
-        rest_at = at + _aligned(place.tensors_bytes)
+        rest_at = at + aligned(place.tensors_bytes)
         places.append(replace(place, tensors_at=at, rest_at=rest_at))
-        at = rest_at + _aligned(place.rest_bytes)
+        at = rest_at + aligned(place.rest_bytes)
     return Table(rank, world_size, needs, tuple(places))
 
 
@@ -36,7 +36,3 @@ def fill(image: memoryview, table: Table, parts: Share) -> None:
     for to, (place, memory) in zip(table.places, parts, strict=True):
         image[to.tensors_at :][: to.tensors_bytes] = memory[place.tensors_at :][: place.tensors_bytes]
         image[to.rest_at :][: to.rest_bytes] = memory[place.rest_at :][: place.rest_bytes]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN

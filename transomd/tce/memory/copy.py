@@ -9,7 +9,7 @@ import torch
 
 from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.move import Run, move
-from transomd.tce.memory.table import ALIGN, Place, Table
+from transomd.tce.memory.table import Place, Table, aligned
 from transomd.tce.payload import Payload, is_plain, on_host
 
 
@@ -18,11 +18,11 @@ def lay_out(payloads: Sequence[tuple[Payload, bool]], rank: int, world_size: int
     at = 0
     places = []
     for payload, stored in payloads:
-        rest_at = at + _aligned(payload.tensor_bytes)
+        rest_at = at + aligned(payload.tensor_bytes)
         size, rest = payload.tensor_bytes, len(payload.rest)
         keys = tuple(payload.layout.tree)
         places.append(Place(payload.name, payload.ranks, keys, payload.records, at, size, rest_at, rest, stored))
-        at = rest_at + _aligned(rest)
+        at = rest_at + aligned(rest)
     return Table(rank, world_size, needs, tuple(places))
 
 
@@ -53,7 +53,3 @@ def _gather(tensor: torch.Tensor, memory: memoryview, at: int, base: int) -> Non
         # A type that torch cannot copy by its strides.
         host = on_host(tensor)
         ctypes.memmove(base + at, host.data_ptr(), host.nbytes)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN

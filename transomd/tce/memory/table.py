@@ -14,6 +14,11 @@ from transomd.tce.memory.arena import Arena
 ALIGN = 4096
 
 
+def aligned(size: int) -> int:
+    """``size``, rounded up to where a file may begin."""
+    return -(-size // ALIGN) * ALIGN
+
+
 @dataclass(frozen=True)
 class Place:
     """One part in a slot: where its two files begin and their sizes (no tensors: 0), and whether storage gets it."""

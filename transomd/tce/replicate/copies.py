@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from transomd.tce.image import digest_file
 from transomd.tce.memory.arena import Arena, rounded, staged, whole_size
+from transomd.tce.memory.digests import Entry
 from transomd.tce.memory.slots import WRITING, SlotState
 from transomd.tce.memory.table import Table, decode, encode, images
 from transomd.tce.replicate.agreement import Step, writable
@@ -28,7 +29,6 @@ log = logging.getLogger("transom.tce.keeper")
 SLOTS = 2
 AGREE_S = 10.0
 """How long a copy stays for all ranks to have one of the same step, where an older one is kept that all have."""
-Entry = tuple[Arena, int, SlotState]
 
 
 class Refused(Exception):

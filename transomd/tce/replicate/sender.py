@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.digests import Entry
 from transomd.tce.memory.slots import STAGED, SlotState
 from transomd.tce.memory.tenant import Tenant
 from transomd.tce.rate import REPLICA, Cap
@@ -28,7 +29,6 @@ WORD_S = 120.0
 """How long who has reached the aim is left without a new one before it goes on by itself: the launcher may be gone."""
 INSIST_S = 10.0
 """How long it is left to the partner to have it by itself."""
-Entry = tuple[Arena, int, SlotState]
 
 
 class Sender:
