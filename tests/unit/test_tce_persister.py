@@ -111,15 +111,18 @@ def test_writing_is_given_up_some_time_after_the_program_is_gone(rank: Rank, mon
 
 
 def test_an_older_step_of_this_epoch_is_skipped_once_a_newer_one_is_stored(rank: Rank) -> None:
-    rank.ring(skipped=3)
+    rank.count(skipped=3, heard=0)
     rank.stage(0, step=5, seq=6)
     rank.stage(1, step=6, seq=7)
     rank.take_over(owner())
     assert wait_for(lambda: rank.heard("skipped") == [5])
     assert rank.stored() == [(1, 6)]
     assert rank.status()["skipped"] == 4
-    rank.ring(skipped=4)
-    assert rank.status()["skipped"] == 4, "the program has counted the same one"
+    assert [message["count"] for message in rank.told if message["t"] == "skipped"] == [1]
+    rank.count(skipped=4, heard=0)
+    assert rank.status()["skipped"] == 5, "the program has left out another one, and has not heard yet"
+    rank.count(skipped=5, heard=1)
+    assert rank.status()["skipped"] == 5, "now it has counted the same one"
 
 
 def test_a_step_of_an_older_epoch_is_fenced_by_a_newer_one_that_is_stored(rank: Rank) -> None:

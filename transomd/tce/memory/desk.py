@@ -147,7 +147,8 @@ class Desk:
         tenant = self._tenant(guest)
         if guest.owns:
             tenant.choose(message.get("due", ()), int(message.get("every", 0)))
-        tenant.ring(int(message["skipped"]))
+            tenant.count(int(message["skipped"]), int(message.get("heard", 0)))
+        tenant.ring()
 
     def _resumed(self, line: Line, guest: Guest, message: Message) -> None:
         self._tenant(guest).resumed(Path(message["folder"]), int(message["step"]))
@@ -204,9 +205,8 @@ class Desk:
         )
         tenant.take_over(owner)
         newest = max(state.seq for arena in tenant.arenas for state in arena.states())
-        line.queue(
-            {"id": message["id"], "seq": newest, "no_partner": self.office.no_partner}, [tenant.arenas[-1].descriptor]
-        )
+        told = {"seq": newest, "skips": tenant.skips, "no_partner": self.office.no_partner}
+        line.queue({"id": message["id"], **told}, [tenant.arenas[-1].descriptor])
 
     # --- what is staged -----------------------------------------------------------------------------------------
 

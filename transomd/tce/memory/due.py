@@ -30,7 +30,8 @@ class Orders:
 
     ``gone_at``: when it was gone, by the monotonic clock (None: it is there). ``chosen``: the steps for storage, where
     it chooses them itself. ``resumed_step``: what it loaded and storage lacks (-1: nothing); ``resume_source``: the
-    folder from which. ``skipped``: how many steps it has counted that storage will not get.
+    folder from which. ``skipped``: how many steps it has counted that storage will not get; ``heard`` of the persister's
+    own are among them.
     """
 
     owner: Owner | None = None
@@ -39,6 +40,7 @@ class Orders:
     resumed_step: int = -1
     resume_source: Path | None = None
     skipped: int = 0
+    heard: int = 0
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class Ledger:
         self.handles: dict[int, SaveHandle] = {}
         self.unwritten: set[int] = set()
         self.written = self.failed = self.skipped = 0
+        self.heard = 0
+        """How many of the steps that the keeper skipped are counted in ``skipped``."""
         self.problem = self.no_partner = ""
         self.resumed = -1
         self._epoch = epoch
@@ -59,7 +61,7 @@ class Ledger:
 
     def staged(self) -> dict[str, Any]:
         """What the keeper is told when something was staged."""
-        return {"skipped": self.skipped, **self.schedule.told()}
+        return {"skipped": self.skipped, "heard": self.heard, **self.schedule.told()}
 
     def hear(self, told: Message) -> None:
         """Take in a piece of the keeper's news."""
@@ -82,6 +84,7 @@ class Ledger:
             self._copied(step)
         elif kind == "skipped":
             self.skip(step, int(told["by"]))
+            self.heard = max(self.heard, int(told.get("count", 0)))
         elif kind == "problem":
             self._trouble(step, told["error"])
         elif kind == "failed":

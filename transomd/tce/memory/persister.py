@@ -84,6 +84,7 @@ class Persister:
         self.writing: Write | None = None
         self.stored: Reached | None = None
         self.skipped = 0
+        """How many steps storage did not get because it got a newer one first."""
         self.fenced_at = 0.0
         """When a newer start last kept something from storage, by the monotonic clock (0: never)."""
         self.moved_at = 0.0
@@ -324,8 +325,8 @@ class Persister:
             told = f"step {state.step} of epoch {state.epoch} is fenced: epoch {epoch} has stored step {step} since"
             self._tell_failed(state.step, state.epoch, CheckpointError(told))
         elif due(state, self.orders):
-            self.skipped = max(self.skipped, self.orders.skipped) + 1
-            self._tell({"t": "skipped", "step": state.step, "epoch": state.epoch, "by": step})
+            self.skipped += 1
+            self._tell({"t": "skipped", "step": state.step, "epoch": state.epoch, "by": step, "count": self.skipped})
 
     def _moved(self) -> None:
         self._look_s, self.moved_at = FIRST_LOOK_S, time.monotonic()

@@ -88,10 +88,17 @@ class Tenant:
         """A later start has had its look at what is here, and is gone again."""
         self._visited = True
 
-    def ring(self, skipped: int = 0) -> None:
-        """Something was staged; ``skipped`` is how many steps the program has counted that storage will not get."""
-        orders = self._persister.orders
-        self._persister.orders = replace(orders, skipped=max(orders.skipped, skipped))
+    @property
+    def skips(self) -> int:
+        """How many steps were skipped here, apart from those that the program itself left out."""
+        return self._persister.skipped
+
+    def count(self, skipped: int, heard: int) -> None:
+        """The program has counted so many steps that storage will not get, so many ``skips`` among them."""
+        self._persister.orders = replace(self._persister.orders, skipped=skipped, heard=heard)
+
+    def ring(self) -> None:
+        """Something was staged."""
         newest = next(iter(self.staged()), None)
         if newest is not None and (self._newest is None or self._newest[:2] != (newest[2].step, newest[2].epoch)):
             self._newest = Reached(newest[2].step, newest[2].epoch, time.time())
@@ -200,7 +207,7 @@ class Tenant:
             "directory": str(self.directory),
             "stages": {name: newest._asdict() for name, newest in stages.items() if newest},
             "bytes": size,
-            "skipped": max(persister.skipped, persister.orders.skipped),
+            "skipped": persister.orders.skipped + persister.skipped - persister.orders.heard,
             "every": self._every,
             "problem": trouble.told if trouble else "",
             "problem_since": trouble.since if trouble else 0.0,

@@ -199,6 +199,7 @@ class MemoryTier:
             raise OSError(f"no memory for a copy: {answer['refused']}")
         self._take(descriptors)
         self._seq = max(self._seq, int(answer["seq"]))
+        self.ledger.heard = int(answer.get("skips", 0))  # what another keeper skipped is this one's no more
         self.ledger.no_partner = str(answer["no_partner"])
 
     def _take(self, descriptors: list[int]) -> None:
