@@ -30,8 +30,8 @@ class Orders:
 
     ``gone_at``: when it was gone, by the monotonic clock (None: it is there). ``chosen``: the steps for storage, where
     it chooses them itself. ``resumed_step``: what it loaded and storage lacks (-1: nothing); ``resume_source``: the
-    folder from which. ``skipped``: how many steps it has counted that storage will not get; ``heard`` of the persister's
-    own are among them.
+    folder from which. ``skipped``: how many steps it has counted that storage will not get; ``heard`` of the
+    persister's own are among them.
     """
 
     owner: Owner | None = None
