@@ -28,6 +28,7 @@ NOBODY_S = 5.0
 """How long a keeper without ``--stay`` waits for its first program."""
 TICK_S, IDLE_TICK_S = 0.05, 5.0
 _PDEATHSIG = 1
+_NICE = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(os.uname().machine, -1)
 _LOWEST = (2 << 13) | 7
 
@@ -150,7 +151,11 @@ class Keeper:
 def lower_priority() -> None:
     """Give way to the program, on the processors and on the disk."""
     with contextlib.suppress(OSError):
-        os.nice(10)
+        os.nice(_NICE)
+    if os.getsid(0) == os.getpid():
+        # Where the kernel shares processors out among sessions, nice means nothing to other ones (sched(7)).
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(_NICE))
     ctypes.CDLL(None).syscall(_IOPRIO_SET, 1, 0, _LOWEST)
 
 
@@ -187,6 +192,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.daemon:
             _detach()
         elif options.stay:
+            with contextlib.suppress(PermissionError):  # started by a person's shell
+                os.setsid()
             ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
         lower_priority()
         keeper = Keeper(listener, options.stay)
