@@ -91,7 +91,7 @@ def test_the_keeper_stores_it_as_a_checkpoint_like_any_other(place: Path) -> Non
 
 
 def arena_of(place: Path) -> Any:
-    return tiers._tiers[place, 0].memory._arena
+    return tiers._tiers[place, 0].memory._pool.arena
 
 
 def damage_newest(place: Path) -> None:
@@ -272,10 +272,10 @@ def test_a_staged_state_that_is_never_saved_gives_its_slot_back(place: Path) -> 
     memory = tiers._tiers[place, 0].memory
     for _ in range(5):
         staged = writer.stage(changing(2))
-        assert len(memory._opened) == 1
+        assert len(memory._pool.opened) == 1
         del staged
     gc.collect()
-    assert memory._opened == []
+    assert memory._pool.opened == []
     found = changing(0)
     assert load_newest(found, place) == 1
 

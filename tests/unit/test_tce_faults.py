@@ -23,7 +23,7 @@ def directory() -> Iterator[Path]:
 
 def arena_of(engine: CheckpointEngine) -> Arena:
     assert engine._memory is not None
-    arena = engine._memory._arena
+    arena = engine._memory._pool.arena
     assert arena is not None
     return arena
 

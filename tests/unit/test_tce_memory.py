@@ -376,7 +376,7 @@ def test_a_flipped_bit_in_memory_is_seen_and_the_next_is_used(
         engine.save(step, state_of(step)).wait(timeout=20)
     tier = engine._memory
     assert tier is not None
-    arena = tier._arena
+    arena = tier._pool.arena
     assert arena is not None
     slot = max(range(arena.slots), key=lambda index: arena.state(index).order)
     arena.image(slot)[arena.state(slot).table_offset // 2] ^= 4
@@ -398,7 +398,7 @@ def test_a_damaged_copy_that_is_nowhere_else_gives_way_to_the_older_one(director
     (newest / "manifest.json").unlink()
     tier = engine._memory
     assert tier is not None
-    arena = tier._arena
+    arena = tier._pool.arena
     assert arena is not None
     slot = max(range(arena.slots), key=lambda index: arena.state(index).order)
     arena.image(slot)[arena.state(slot).table_offset // 2] ^= 4
@@ -535,7 +535,8 @@ def test_two_ranks_hold_what_is_replicated_once_a_node(directory: Path, monkeypa
         handles.append(engine.save(1, state_of(1, rank, size=100_000)))
     for handle in handles:
         handle.wait(timeout=30)
-    sizes = [engine._memory._arena.slot_bytes for engine in ranks if engine._memory and engine._memory._arena]
+    arenas = [engine._memory._pool.arena for engine in ranks if engine._memory]
+    sizes = [arena.slot_bytes for arena in arenas if arena]
     assert sizes[0] > 1_600_000
     assert sizes[1] < 20_000
     recall = ranks[1]._memory.recall() if ranks[1]._memory else None

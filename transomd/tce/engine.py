@@ -17,9 +17,11 @@ from transomd.tce.environment import at_least, from_environment, place
 from transomd.tce.errors import CheckpointError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.budget import switched_off
+from transomd.tce.memory.carry import carry_over
 from transomd.tce.memory.ledger import NoRoom
 from transomd.tce.memory.link import Link, call
-from transomd.tce.memory.tier import MemoryTier, Policy, policy_of
+from transomd.tce.memory.pool import Policy, policy_of
+from transomd.tce.memory.tier import MemoryTier
 from transomd.tce.persist import Writer
 from transomd.tce.schedule import every_of
 from transomd.tce.start import begin
@@ -180,13 +182,13 @@ class CheckpointEngine:
     def _carry_over(self, found: restore.Found, memory: Recall | None) -> None:
         """Have this start bring to storage what it loaded from memory alone."""
         if self._memory is not None and memory is not None and found.memory_only and not memory.owned:
-            self._memory.carry_over(found, memory, self._first_of_node)
+            carry_over(self._memory, found, memory, self._first_of_node)
 
     def _resumed(self, found: restore.Found, memory: Recall | None) -> None:
         self._completion.resume_source = found.folder
         step, epoch = found.manifest.step, found.manifest.epoch
         if self._memory is not None and memory is not None and not memory.owned:
-            self._memory.resumed(found)
+            self._memory.resumed(found.folder, lacking=found.memory_only)
         self.resumed_from = memory.source if memory is not None and found.memory else "storage"
         exchange = restore.group_exchange(self.world_size)
         everyones = [self.resumed_from] if exchange is None else exchange(self.resumed_from)

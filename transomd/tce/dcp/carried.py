@@ -15,6 +15,7 @@ from transomd.tce.dcp import commit
 from transomd.tce.dcp.shares import Shares
 from transomd.tce.errors import CheckpointError
 from transomd.tce.manifest import parse_step_folder, step_folder
+from transomd.tce.memory.carry import restage
 from transomd.tce.memory.tier import MemoryTier
 from transomd.tce.persist import Writer
 from transomd.tce.store import Store
@@ -61,8 +62,8 @@ def bring(folder: Path, count: int, shares: Shares, task: Task) -> Path:
             held = shares.share(rank)
             own = not held.copy and tier.adopt(step, epoch)
             if not own:
-                tier.restage(step, held.parts, held.table.needs)
-            tier.spare(carried, lacking=True)
+                restage(tier, step, held.parts, held.table.needs)
+            tier.resumed(carried, lacking=True)
             # Memory under a number that no rank of this start has is given back once it is stored.
             borrowed = not own and rank != task.rank
         except (OSError, MemoryError, ValueError, CheckpointError) as error:

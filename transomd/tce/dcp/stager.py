@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transomd.tce.layout import Layout
 from transomd.tce.manifest import TensorRecord
 from transomd.tce.memory.copy import fill
+from transomd.tce.memory.pool import Opened
 from transomd.tce.memory.table import ALIGN, Place, Table, aligned
-from transomd.tce.memory.tier import MemoryTier, Opened
+from transomd.tce.memory.tier import MemoryTier
 from transomd.tce.payload import Payload
 
 UNKNOWN_STEP = -1

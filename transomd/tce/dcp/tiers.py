@@ -17,8 +17,9 @@ from transomd.tce.dcp.staging import VALUE
 from transomd.tce.handle import SaveHandle
 from transomd.tce.layout import Layout
 from transomd.tce.memory.copy import fill, lay_out
+from transomd.tce.memory.pool import Opened, Policy
 from transomd.tce.memory.table import Table, aligned
-from transomd.tce.memory.tier import MemoryTier, Opened, Policy
+from transomd.tce.memory.tier import MemoryTier
 from transomd.tce.payload import Payload, bytes_of, plan
 from transomd.tce.persist import Writer
 from transomd.tce.store import Store
@@ -149,7 +150,7 @@ class Staging:
             self._opened = self._copy(0)
             tier.publish(self._opened, step, self._table, handle)
         for folder in sorted(commit.RESUMED, key=commit.CARRIED.__contains__):
-            tier.spare(folder, lacking=folder in commit.CARRIED)
+            tier.resumed(folder, lacking=folder in commit.CARRIED)
         return handle
 
     def drop(self) -> None:

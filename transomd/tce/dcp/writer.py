@@ -31,7 +31,7 @@ from transomd.tce.handle import SaveHandle
 from transomd.tce.manifest import MANIFEST, TensorRecord, step_folder
 from transomd.tce.memory.budget import switched_off
 from transomd.tce.memory.ledger import NoRoom
-from transomd.tce.memory.tier import Policy, policy_of
+from transomd.tce.memory.pool import Policy, policy_of
 from transomd.tce.schedule import every_of
 
 log = logging.getLogger("transom.tce")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from transomd.tce.memory.ledger import NoRoom
 from transomd.tce.memory.table import Place, Table, aligned
+from transomd.tce.memory.tier import MemoryTier
 
+if TYPE_CHECKING:
+    from transomd.tce.memory.recall import Recall
+    from transomd.tce.restore import Found
+
+log = logging.getLogger("transom.tce")
 Share = Sequence[tuple[Place, memoryview]]
 """Parts, and the slots in which they are at present."""
 
@@ -36,3 +45,33 @@ def fill(image: memoryview, table: Table, parts: Share) -> None:
     for to, (place, memory) in zip(table.places, parts, strict=True):
         image[to.tensors_at :][: to.tensors_bytes] = memory[place.tensors_at :][: place.tensors_bytes]
         image[to.rest_at :][: to.rest_bytes] = memory[place.rest_at :][: place.rest_bytes]
+
+
+def restage(tier: MemoryTier, step: int, parts: Share, needs: tuple[str, ...]) -> None:
+    """Stage under the tier's epoch, byte by byte, what an earlier start staged.
+
+    Raises OSError, MemoryError or NoRoom.
+    """
+    table = lay_out(parts, tier.writer.rank, tier.writer.world_size, needs)
+    opened = tier.open(step, table)
+    try:
+        fill(opened.arena.image(opened.slot), table, parts)
+        tier.publish(opened, step, table, None)
+    finally:
+        tier.drop(opened)
+
+
+def carry_over(tier: MemoryTier, found: Found, recall: Recall, first_of_node: bool) -> None:
+    """Make the tier's own what memory alone gave, while ``recall`` holds it, so that this start stores it.
+
+    It is copied from another place than the rank's memory, and from memory that had become too small.
+    """
+    step, epoch = found.manifest.step, found.manifest.epoch
+    tier.wants(step)
+    try:
+        if recall.own(epoch, step) and tier.adopt(step, epoch):
+            return
+        held = recall.held()
+        restage(tier, step, share(held, tier.writer.rank, first_of_node), tuple(place.name for place, _ in held))
+    except (OSError, MemoryError, NoRoom) as error:
+        log.warning("step %d, which was loaded, is not brought to storage: %s", step, error)

@@ -1,0 +1,154 @@
+"""A program's lease of memory from its node's keeper: the line, what is said over it, whether the memory is held."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+
+from transomd.tce.memory.link import Link, call
+from transomd.tce.memory.recall import Recall
+from transomd.tce.memory.wire import Message
+from transomd.tce.store import Store
+
+log = logging.getLogger("transom.tce")
+AGAIN_S = 15.0
+"""How soon a keeper that could not be had is asked for again."""
+_WORDS = re.compile(r"[a-z]{4,}")
+
+
+class Lease:
+    """``held``: whether the keeper counts the memory that it gave as this start's. ``reason``: why there is none.
+
+    Not safe for several threads, but for ``pause``.
+    """
+
+    def __init__(self, store: Store, link: Link | None) -> None:
+        self.held = False
+        self.reason = ""
+        self._store = store
+        self._link = link
+        self._again_at = 0.0
+        self._pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child of the one whose lease it is."""
+        return os.getpid() != self._pid
+
+    @property
+    def connected(self) -> bool:
+        """Whether the line is open, as far as is known."""
+        return self._link is not None
+
+    def connect(self) -> None:
+        """Call the keeper, unless the line is open. Raises OSError, and at once for a while after that."""
+        if self._link is not None:
+            return
+        if time.monotonic() < self._again_at:
+            raise OSError(self.reason)
+        self._again_at = time.monotonic() + AGAIN_S
+        writer = self._store.writer
+        self._link = call(writer.directory, writer.rank, writer.world_size, start=True)
+
+    def ask(self, size: int, brought: tuple[int, ...]) -> tuple[Message, list[int]]:
+        """Ask for an arena with slots of ``size`` bytes; ``brought``: one that an earlier keeper gave.
+
+        Raises OSError if there is none.
+        """
+        assert self._link is not None, "a keeper is called first"
+        store, epoch = self._store, self._store.writer.epoch
+        answer, descriptors = self._link.ask(
+            "arena", brought, bytes=size, epoch=epoch, token=store.token, keep=store.keep, every=store.every
+        )
+        if "refused" in answer:
+            self._again_at = time.monotonic() + AGAIN_S
+            raise OSError(f"no memory for a copy: {answer['refused']}")
+        return answer, descriptors
+
+    def hold(self) -> None:
+        """The memory that was asked for is there."""
+        self.held = True
+        if self.reason:
+            log.warning("checkpoints are copied into memory again")
+        self.reason, self._again_at = "", 0.0
+
+    def lack(self, reason: str) -> None:
+        """Note why there is no memory, with one warning for one reason, whose numbers may differ each time."""
+        if _WORDS.findall(reason) != _WORDS.findall(self.reason):
+            log.warning("%s; save() writes to storage and waits for it until that has changed", reason)
+        self.reason = reason
+
+    def recall(self, abroad: bool) -> Recall | None:
+        """What a keeper that is there already offers to load, and others with ``abroad``; None if none answers."""
+        writer = self._store.writer
+        try:
+            self._link = self._link or call(writer.directory, writer.rank, writer.world_size, start=False)
+            memory = None if self._link is None else Recall(self._link, writer)
+            if memory is not None and abroad:
+                memory.look_abroad()
+            return memory
+        except OSError as error:
+            log.warning("memory is not asked for checkpoints: %s", error)
+            self.hang_up()
+            return None
+
+    def tell(self, op: str, **details: object) -> None:
+        """Send word, if the line is open. Raises OSError if that is lost."""
+        if self._link is not None:
+            try:
+                self._link.tell(op, **details)
+            except OSError as error:
+                self._lost(error)
+                raise
+
+    def news(self) -> list[Message]:
+        """What the keeper has sent since it was last asked."""
+        if self._link is None or self.forked:
+            return []
+        link = self._link
+        news: list[Message] = []
+        lost: OSError | None = None
+        try:
+            link.listen()
+        except OSError as error:
+            lost = error
+        while link.news:
+            news.append(link.news.popleft())
+        if any(told["t"] == "lost" for told in news):
+            self.held = False
+        if lost is not None:
+            self._lost(lost)
+        return news
+
+    def pause(self, seconds: float) -> None:
+        """Wait for word from the keeper, at most so long."""
+        link = self._link
+        if link is None:
+            time.sleep(seconds)
+        else:
+            with contextlib.suppress(ValueError):  # another thread has hung up meanwhile
+                link.wait(seconds)
+
+    def end(self, leave: bool) -> None:
+        """Hang up; with ``leave``, the memory may be given back once what is staged is stored."""
+        with contextlib.suppress(OSError):
+            if leave and self.held:
+                self.tell("bye")
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the line without a word."""
+        if self._link is not None:
+            self._link.close()
+        self._link = None
+
+    def _lost(self, error: OSError) -> None:
+        """The keeper is gone: what it gave stays mapped here, and the next keeper gets it."""
+        if self._link is not None:
+            log.warning("the keeper was lost (%s); what is in memory stays there", error)
+        self.hang_up()
+        self.held = False
+        self.reason = "the keeper was lost"
