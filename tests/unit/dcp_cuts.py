@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-import shutil
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from tce_cuts import LATER, cuts
-from tce_disk import Disk, Op, Tree, Turns, lay_out
+from tce_cuts import LATER, looked_at
+from tce_disk import Disk, Op, Turns
 from test_dcp_reshard import Planner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -104,24 +104,14 @@ def found(seed: int, ranks: int, shares: Sequence[float], folder: Path) -> tuple
     """How many disks were looked at in one run, and what is wrong with what loads of them."""
     (folder / "disk").mkdir(parents=True)
     ops = Program(folder / "disk", seed, ranks).train((2, 1))
-    dice = random.Random(seed)
-    count, wrong = 0, []
-    for tree, promised, end in cuts(ops, dice, shares):
-        count += 1
-        told = judged(tree, promised, ranks, folder / "left", go_on=dice.random() < 0.1)
-        wrong += [f"after {end} of {len(ops)}: {told}"] if told else []
-    shutil.rmtree(folder)
-    return count, wrong
+    return looked_at(ops, seed, shares, folder, partial(judged, ranks), 0.1)
 
 
-def judged(tree: Tree, promised: int, ranks: int, folder: Path, go_on: bool) -> str:
+def judged(ranks: int, promised: int, folder: Path, go_on: bool) -> str:
     """What is wrong with a disk: '' if what counts as complete is whole, and none that was promised is missing.
 
     ``go_on``: also whether the next start can save and load.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    lay_out(tree, folder)
     place = folder / "c"
     try:
         complete = [item.path for item in list_checkpoints(place) if item.complete] if place.exists() else []

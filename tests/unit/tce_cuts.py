@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from transomd.tce.handle import SaveHandle
 
 LATER = 90
 """The epoch that loads after the power cut."""
+Judge = Callable[[int, Path, bool], str]
+"""Says what is wrong with a disk: the step that was promised, where it is laid out, whether to go on from it."""
 
 
 def state_of(step: int, rank: int) -> dict[str, Any]:
@@ -105,26 +107,40 @@ def found(
     """
     (folder / "disk").mkdir(parents=True)
     ops = trained(folder / "disk", seed, ranks)
+    return looked_at(ops, seed, shares, folder, partial(judged, ranks), 0.2, promises_only)
+
+
+def looked_at(
+    ops: list[Op],
+    seed: int,
+    shares: Sequence[float],
+    folder: Path,
+    judge: Judge,
+    going_on: float,
+    promises_only: bool = False,
+) -> tuple[int, list[str]]:
+    """See ``found``. Disks are laid out below ``folder``, which is removed; such a share of them is gone on from."""
     dice = random.Random(seed)
     count, wrong = 0, []
     for tree, promised, end in cuts(ops, dice, shares):
         if promises_only and not isinstance(ops[end - 1], Promised):
             continue
         count += 1
-        told = judged(tree, promised, ranks, folder / "left", go_on=dice.random() < 0.2)
+        left = folder / "left"
+        shutil.rmtree(left, ignore_errors=True)
+        left.mkdir()
+        lay_out(tree, left)
+        told = judge(promised, left, dice.random() < going_on)
         wrong += [f"after {end} of {len(ops)}: {told}"] if told else []
     shutil.rmtree(folder)
     return count, wrong
 
 
-def judged(tree: Tree, promised: int, ranks: int, folder: Path, go_on: bool) -> str:
+def judged(ranks: int, promised: int, folder: Path, go_on: bool) -> str:
     """What is wrong with what loads of a disk: '' if it is one whole step, not older than was promised.
 
     ``go_on``: also whether the next start can save and load.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    lay_out(tree, folder)
     try:
         steps = {_load(folder, rank, ranks, LATER) for rank in range(ranks)}
         if len(steps) != 1 or min(steps) < promised:
