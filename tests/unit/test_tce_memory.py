@@ -333,19 +333,19 @@ def test_an_arena_that_was_outgrown_is_there_as_long_as_somebody_copies_into_it(
 
 
 def test_a_keeper_outlives_who_reads_the_memory_of_a_rank_that_is_done(directory: Path) -> None:
-    engine = CheckpointEngine(directory, rank=0, world_size=2, epoch=1)
-    other = CheckpointEngine(directory, rank=1, world_size=2, epoch=1)
-    for each in (engine, other):
-        each.save(1, state_of(1, each.rank))
-    reader = call(directory, 0, 2, start=False)
+    read, other, unread = (CheckpointEngine(directory, rank=rank, world_size=3, epoch=1) for rank in range(3))
+    for handle in [each.save(1, state_of(1, each.rank)) for each in (read, other, unread)]:
+        handle.wait(timeout=20)
+    reader = call(directory, 0, 3, start=False)
     assert reader is not None
     answer, descriptors = reader.ask("hold", epoch=1, step=1)
     assert answer["slots"]
-    hello(reader, directory, 1, 2)  # it goes on to another rank's share
-    engine.close()
+    hello(reader, directory, 1, 3)  # it goes on to another rank's share
+    read.close()
+    unread.close()
     pid = keeper_of(directory)
-    time.sleep(0.2)
-    assert [told["rank"] for told in status_of_all(directory)] == [0, 1], "what is read was given back"
+    # The keeper looks at both at once: when it gives back what nobody reads, it has passed over what is read.
+    assert wait_for(lambda: [told["rank"] for told in status_of_all(directory)] == [0, 1])
     reader.tell("release")
     reader.close()
     for descriptor in descriptors:
