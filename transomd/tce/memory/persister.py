@@ -1,8 +1,8 @@
 """Brings what one rank has staged to storage, in a thread of its own: a store that hangs holds up nothing else.
 
-There is no lock. ``orders`` is set by the keeper's control thread, everything else by the persister's own; only
-``complain`` is anybody's. What one thread reads of another's is replaced as a whole, never changed in place. What is
-written shows as ``unfinished`` before it stops to show as ``busy``: whoever asks in that order misses nothing.
+There is no lock. ``orders`` is set by the keeper's control thread, everything else by the persister's own. What one
+thread reads of another's is replaced as a whole, never changed in place. What is written shows as ``unfinished`` before
+it stops to show as ``busy``: whoever asks in that order misses nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from transomd.tce.memory.digests import Digester, Entry
 from transomd.tce.memory.due import Orders, Progress, Retry, due, following, wanted
 from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Table, decode, images
+from transomd.tce.memory.trouble import Watch
 from transomd.tce.persist import Writer
 from transomd.tce.rate import Cap
 from transomd.tce.store import Store
@@ -31,8 +32,6 @@ log = logging.getLogger("transom.tce.keeper")
 FIRST_LOOK_S, LAST_LOOK_S = 0.01, 1.0
 GIVE_UP_S = 600.0
 """How long writing is tried again after the program has ended."""
-STUCK_S = 5.0
-"""How long one write may take before status calls the store slow."""
 
 
 class Reached(NamedTuple):
@@ -41,20 +40,6 @@ class Reached(NamedTuple):
     step: int
     epoch: int
     at: float
-
-
-class Trouble(NamedTuple):
-    """What is wrong, for people, and since when something is (Unix seconds)."""
-
-    told: str
-    since: float
-
-
-class Write(NamedTuple):
-    """A step that is being written, and when that began (monotonic)."""
-
-    step: int
-    begun: float
 
 
 class Unfinished(NamedTuple):
@@ -68,7 +53,8 @@ class Unfinished(NamedTuple):
 class Persister:
     """Writes what is ``staged`` (every good slot, newest first) as ``orders`` say, and completes it with other ranks'.
 
-    ``tell`` passes a message on to the rank's program. ``cap`` bounds what is written while that is there.
+    ``tell`` passes a message on to the rank's program. ``cap`` bounds what is written while that is there. ``watch``
+    knows what is being written, and what is wrong.
     """
 
     def __init__(
@@ -81,7 +67,7 @@ class Persister:
         cap: Cap,
     ) -> None:
         self.orders = Orders(gone_at=time.monotonic())
-        self.writing: Write | None = None
+        self.watch = Watch(cap)
         self.stored: Reached | None = None
         self.skipped = 0
         """How many steps storage did not get because it got a newer one first."""
@@ -95,8 +81,6 @@ class Persister:
         self._digester = digester
         self._tell = tell
         self._cap = cap
-        self._trouble: Trouble | None = None
-        self._looking_since: float | None = None
         self._progress = Progress()
         self._stores: dict[tuple[int, int], Store] = {}
         self._unfinished: dict[int, Unfinished] = {}
@@ -115,26 +99,12 @@ class Persister:
     @property
     def busy(self) -> bool:
         """Whether there is something to write, or that is being written."""
-        return self._bell.is_set() or self.writing is not None or bool(self._waiting())
+        return self._bell.is_set() or self.watch.writing is not None or bool(self._waiting())
 
     @property
     def unfinished(self) -> bool:
         """Whether something that this rank has written is not known to be complete."""
         return bool(self._unfinished)
-
-    def complain(self, told: str) -> None:
-        """Something is wrong, until a step is written again."""
-        before = self._trouble
-        self._trouble = Trouble(told, before.since if before else time.time())
-
-    def trouble(self, size: int) -> Trouble | None:
-        """What is wrong; that includes a write of ``size`` bytes, or a look, that takes much longer than it has to."""
-        trouble, writing, looking_since = self._trouble, self.writing, self._looking_since
-        if trouble is not None:
-            return trouble
-        if writing is not None:
-            return _stuck(f"writing step {writing.step}", writing.begun, STUCK_S + self._cap.seconds(size))
-        return _stuck("looking into the directory", looking_since, STUCK_S) if looking_since is not None else None
 
     def close(self) -> None:
         """End the thread; one that hangs in the store is left behind."""
@@ -152,7 +122,7 @@ class Persister:
                 self._work()
             except Exception as error:  # the thread must live; what is wrong stands in status
                 log.exception("rank %d of %s", self._rank, self._directory)
-                self.complain(f"{type(error).__name__}: {error}")
+                self.watch.complain(f"{type(error).__name__}: {error}")
                 self._retry = self._retry.later(time.monotonic())
                 self._end.wait(LAST_LOOK_S)  # whatever it was, it is not tried in a circle
 
@@ -165,12 +135,9 @@ class Persister:
         return min(waits, default=None)
 
     def _work(self) -> None:
-        self._looking_since = time.monotonic()
-        try:
+        with self.watch.look():
             self._store_next()
             self._settle()
-        finally:
-            self._looking_since = None
 
     def _store_next(self) -> None:
         owner = self.orders.owner
@@ -181,9 +148,9 @@ class Persister:
             arena, slot, state = entry
             if arena.acquire(slot, state.seq):
                 try:
-                    self._write(entry)
+                    with self.watch.write(state.step) as writing:
+                        self._write(entry, writing.begun)
                 finally:
-                    self._looking_since, self.writing = time.monotonic(), None
                     arena.release(slot)
 
     def _waiting(self) -> list[Entry]:
@@ -226,9 +193,8 @@ class Persister:
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: Entry, begun: float) -> None:
         arena, slot, state = entry
-        writing = self.writing = Write(state.step, time.monotonic())
         try:
             table = decode(arena.table(slot))
         except ValueError as error:
@@ -244,7 +210,7 @@ class Persister:
         except (OSError, MemoryError) as error:
             self._try_again(entry, store, store.told(state.step, error, sum(part.bytes for part in stored)))
         else:
-            self._written(entry, store, writing.begun)
+            self._written(entry, store, begun)
 
     def _parts(self, entry: Entry, table: Table) -> list[PartImage]:
         """What storage gets of a slot, its bytes no faster than they may; when the program has ended, time is short."""
@@ -256,7 +222,8 @@ class Persister:
         arena, slot, state = entry
         arena.settle(slot, state.seq)
         self._progress = replace(self._progress, written=max(state.seq, self._progress.written))
-        self._trouble, self._retry = None, Retry()
+        self._retry = Retry()
+        self.watch.wrote()
         self._moved()
         step = state.step
         handle = SaveHandle(step, lambda: store.completion.progress(step))
@@ -271,7 +238,7 @@ class Persister:
             self._failed(entry, error)
             return
         store.writer.take_back(state.step)
-        self.complain(str(error))
+        self.watch.complain(str(error))
         log.warning("%s; trying again in %.1f s", error, self._retry.pause_s)
         self._tell({"t": "problem", "step": state.step, "epoch": state.epoch, "error": str(error), "hint": error.hint})
         self._retry = self._retry.later(time.monotonic())
@@ -279,13 +246,13 @@ class Persister:
     def _note_fenced(self, error: CheckpointError) -> None:
         """A newer start has begun, before the write of a step or between it and its completion."""
         if isinstance(error, FencedError):
-            self.complain(str(error))
+            self.watch.complain(str(error))
             self.fenced_at = time.monotonic()
 
     def _failed(self, entry: Entry, error: CheckpointError) -> None:
         arena, slot, state = entry
         arena.settle(slot, state.seq)
-        self.complain(str(error))
+        self.watch.complain(str(error))
         log.warning("%s", error)
         self._tell_failed(state.step, state.epoch, error)
 
@@ -330,8 +297,3 @@ class Persister:
 
     def _moved(self) -> None:
         self._look_s, self.moved_at = FIRST_LOOK_S, time.monotonic()
-
-
-def _stuck(what: str, since: float, may_take: float) -> Trouble | None:
-    took = time.monotonic() - since
-    return Trouble(f"{what} has taken {took:.0f} s so far", time.time() - took) if took > may_take else None

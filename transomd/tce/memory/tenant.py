@@ -157,7 +157,7 @@ class Tenant:
             if (state.epoch, state.step) == (epoch, step):
                 self._bad.add((id(arena), state.seq))
                 arena.settle(slot, state.seq)
-                self._persister.complain(f"step {step} of epoch {epoch} was damaged in memory")
+                self._persister.watch.complain(f"step {step} of epoch {epoch} was damaged in memory")
 
     def table(self, entry: Entry) -> Table:
         """What a slot says of itself; ValueError if it is damaged."""
@@ -174,7 +174,7 @@ class Tenant:
     def _to_digest(self) -> Entry | None:
         """What is newest, unless it is being written, which takes the digests by the way."""
         newest = next(iter(self.staged()), None)
-        writing = self._persister.writing
+        writing = self._persister.watch.writing
         return None if newest is None or (writing and writing.step == newest[2].step) else newest
 
     def replicated(self, step: int, epoch: int) -> None:
@@ -201,7 +201,7 @@ class Tenant:
         """For people and for the launcher: newest step of each stage and when it got there, and what is wrong."""
         persister, size = self._persister, self.bytes
         stages = {"memory": self._newest, "replica": self._replicated, "storage": persister.stored}
-        trouble = persister.trouble(size)
+        trouble = persister.watch.trouble(size)
         return {
             "rank": self.rank,
             "directory": str(self.directory),
