@@ -299,6 +299,16 @@ def test_the_keeper_dies_and_the_training_goes_on(directory: Path, caplog: pytes
     assert complete(directory)[-1] == 3
 
 
+def test_a_save_is_stored_also_where_a_load_was_what_saw_that_the_keeper_had_died(directory: Path) -> None:
+    engine = CheckpointEngine(directory)
+    engine.save(1, state_of(1)).wait(timeout=20)
+    os.kill(keeper_of(directory), signal.SIGKILL)
+    assert wait_for(lambda: not keepers(directory.parent))
+    assert engine.load(state_of(0)) == 1
+    engine.save(2, state_of(2)).wait(timeout=20)
+    engine.close()
+
+
 def test_a_slot_that_is_being_copied_into_stays_so_when_another_keeper_takes_over(directory: Path) -> None:
     """Else another thread's save is given the same slot, and what is published is a mix of both."""
     with CheckpointEngine(directory, keep=9) as engine:

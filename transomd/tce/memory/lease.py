@@ -140,15 +140,14 @@ class Lease:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close the line without a word."""
+        """Close the line without a word: the memory is to be asked for again, as another keeper may come."""
         if self._link is not None:
             self._link.close()
-        self._link = None
+        self._link, self.held = None, False
 
     def _lost(self, error: OSError) -> None:
         """The keeper is gone: what it gave stays mapped here, and the next keeper gets it."""
         if self._link is not None:
             log.warning("the keeper was lost (%s); what is in memory stays there", error)
         self.hang_up()
-        self.held = False
         self.reason = "the keeper was lost"
