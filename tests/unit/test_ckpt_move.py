@@ -8,8 +8,11 @@ import os
 import pickle
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,11 +243,65 @@ def test_an_import_never_fences_a_program(folder: Path, tmp_path: Path) -> None:
         bring_in(tmp_path / "in.pt", started)
 
 
-def test_an_import_that_was_cut_off_can_be_repeated(tmp_path: Path) -> None:
+BRING = importlib.import_module("transomd.tce.portable.bring")
+
+
+def test_an_import_that_was_killed_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "in.pt")
-    folder = bring_in(tmp_path / "in.pt", tmp_path / "ck")
-    (folder / "manifest.json").unlink()
+    monkeypatch.setattr(BRING, "verify", lambda folder: os.kill(os.getpid(), signal.SIGKILL))
+    pid = os.fork()
+    if not pid:
+        bring_in(tmp_path / "in.pt", tmp_path / "ck")
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    assert [name[:8] for name in os.listdir(tmp_path / "ck")] == [".import."]
+    assert list_checkpoints(tmp_path / "ck") == []
+    monkeypatch.undo()
     assert verify(bring_in(tmp_path / "in.pt", tmp_path / "ck")) == []
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_import_does_nothing_to_that_of_another_one_into_the_same_directory(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("slow", "fast"):
+        torch.save({"w": torch.full((100,), float(len(name))), "from": name}, tmp_path / f"{name}.pt")
+    begun = []
+
+    def hold(folder: Path) -> list[str]:
+        """While the slow one looks at what it has written, the fast one does all that it has to do."""
+        begun.append(folder)
+        if len(begun) == 1:
+            bring_in(tmp_path / "fast.pt", tmp_path / "ck")
+            return ["w: is damaged"] if fails else verify(folder)
+        return verify(folder)
+
+    monkeypatch.setattr(BRING, "verify", hold)
+    with pytest.raises(CheckpointError, match="w: is damaged" if fails else "it holds checkpoints already"):
+        bring_in(tmp_path / "slow.pt", tmp_path / "ck")
+    (found,) = list_checkpoints(tmp_path / "ck")
+    assert (found.complete, verify(found.path), gather(found.path).state["from"]) == (True, [], "fast")
+    assert os.listdir(tmp_path / "ck") == [found.path.name]
+
+
+def test_of_imports_into_one_directory_at_the_same_time_one_succeeds(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(1000)}, tmp_path / "in.pt")
+    together = threading.Barrier(6)
+
+    def run(_: int) -> str:
+        together.wait()
+        try:
+            return str(bring_in(tmp_path / "in.pt", tmp_path / "ck"))
+        except CheckpointError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(run, range(6)))
+    (found,) = list_checkpoints(tmp_path / "ck")
+    assert (found.complete, verify(found.path)) == (True, [])
+    assert answers.count(str(found.path)) == 1
+    assert sum("it holds checkpoints already" in answer for answer in answers) == 5, answers
+    assert os.listdir(tmp_path / "ck") == [found.path.name]
 
 
 def test_what_is_no_state_needs_a_key(tmp_path: Path) -> None:
@@ -382,7 +439,7 @@ def test_an_import_that_is_interrupted_leaves_nothing(
 
     source = tmp_path / "model.safetensors"
     export(gather(folder).state["model"], source, "safetensors")
-    monkeypatch.setattr(importlib.import_module("transomd.tce.portable.bring"), "verify", interrupted)
+    monkeypatch.setattr(BRING, "verify", interrupted)
     before = set(os.listdir(tmp_path))
     with pytest.raises(error):
         bring_in(source, tmp_path / "new/start", key="model")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from transomd.tce.catalogue import list_checkpoints, newest_epoch, verify
+from transomd.tce.catalogue import newest_epoch, verify
 from transomd.tce.engine import CheckpointEngine
 from transomd.tce.errors import CheckpointError, storage_error
+from transomd.tce.files import make_folder, sync_folder
 from transomd.tce.manifest import step_folder
 from transomd.tce.portable.nest import HINT, assemble, nested, refusal, value_of
 from transomd.tce.portable.pickles import Piece, read_metadata
@@ -39,31 +43,50 @@ def bring_in(source: Path, directory: Path, *, step: int = 0, key: str = "") -> 
             f"{source}: holds a {type(state).__name__}, not a dict with names for keys",
             hint="name a key to put it under: --key model",
         )
-    with _nothing_half_done(directory, step) as folder:
+    with _beside(directory) as place:
+        folder = place / step_folder(step, EPOCH)
         with CheckpointEngine(
-            directory, rank=0, world_size=1, epoch=EPOCH, replicated=True, keep=_KEEP, strict=True, memory=False
+            place, rank=0, world_size=1, epoch=EPOCH, replicated=True, keep=_KEEP, strict=True, memory=False
         ) as engine:
             engine.save(step, state).wait("storage")
         if problems := verify(folder):
             raise CheckpointError(f"{folder}: {problems[0]}", hint="look at the disk, and try again")
-    return folder
+        return _put(folder, directory, step)
 
 
 @contextlib.contextmanager
-def _nothing_half_done(directory: Path, step: int) -> Iterator[Path]:
-    """Remove what an import that fails, or is interrupted, has made."""
-    made = [place for place in (directory, *directory.parents) if not place.exists()]
-    folder = directory / step_folder(step, EPOCH)
+def _beside(directory: Path) -> Iterator[Path]:
+    """A folder in ``directory`` for this import alone, which goes at the end; so do parents, if nothing came of it."""
+    made = [each for each in (directory, *directory.parents) if not each.exists()]
+    place = ""
     try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        for claim in directory.glob("epoch-*.claim") if directory in made else ():
-            claim.unlink()
-        for place in made:
+        try:
+            make_folder(directory)
+            place = tempfile.mkdtemp(prefix=".import.", suffix=".tmp", dir=directory)
+        except OSError as error:
+            raise storage_error("importing a checkpoint", error, directory, 0) from error
+        yield Path(place)
+    finally:
+        if place:
+            shutil.rmtree(place, ignore_errors=True)
+        for each in made:
             with contextlib.suppress(OSError):
-                place.rmdir()
-        raise
+                each.rmdir()
+
+
+def _put(folder: Path, directory: Path, step: int) -> Path:
+    """Put a whole checkpoint in its place, unless another import, or a program, was faster."""
+    _check_free(directory, step)
+    target = directory / folder.name
+    try:
+        os.rename(folder, target)
+        sync_folder(directory)
+    except OSError as error:
+        # Faster by an instant: a folder that holds something is never replaced.
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise _in_use(directory, step) from error
+        raise storage_error(f"importing step {step}", error, directory, 0) from error
+    return target
 
 
 def read(source: Path) -> Any:
@@ -108,14 +131,17 @@ def _content(source: Path, piece: Piece) -> bytes:
 
 
 def _check_free(directory: Path, step: int) -> None:
-    """An import into a directory where a program saves would fence it, or come before what it saved."""
+    """An import into a directory where a program saves would come before what it saved."""
     try:
-        others = [item for item in list_checkpoints(directory) if item.complete or item.epoch != EPOCH]
-        newest = newest_epoch(directory) or EPOCH
+        newest = newest_epoch(directory)
     except OSError as error:
         raise storage_error(f"importing step {step}", error, directory, 0) from error
-    if others or newest != EPOCH:
-        raise CheckpointError(
-            f"importing step {step} into {directory}: it holds checkpoints already",
-            hint="import into a new directory, and let the job begin there",
-        )
+    if newest is not None:
+        raise _in_use(directory, step)
+
+
+def _in_use(directory: Path, step: int) -> CheckpointError:
+    return CheckpointError(
+        f"importing step {step} into {directory}: it holds checkpoints already",
+        hint="import into a new directory, and let the job begin there",
+    )
