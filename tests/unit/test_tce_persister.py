@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from transomd.tce.catalogue import list_checkpoints
 from transomd.tce.epochs import claim_epoch
 from transomd.tce.manifest import rank_manifest_name
-from transomd.tce.memory import persister
+from transomd.tce.memory import persister, trouble
 from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.due import FIRST_RETRY_S, LAST_RETRY_S, Owner, Retry
 from transomd.tce.memory.slots import STAGED, SlotState
@@ -163,6 +166,41 @@ def test_a_step_whose_completion_was_fenced_stays_for_a_later_start(rank: Rank, 
     assert "epoch 1 is fenced" in rank.status()["problem"]
     rank.visited()
     assert wait_for(lambda: rank.idle)
+
+
+@contextmanager
+def hanging(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The store hangs for who looks at what the other rank has written of step 1."""
+    monkeypatch.setattr(trouble, "STUCK_S", 0.1)
+    rank.stage(0, step=1, seq=1, world_size=2)
+    rank.take_over(owner(world_size=2))
+    assert wait_for(lambda: rank.heard("written") == [1])
+    pipe = Writer(rank.directory, 1, 2, 1).folder(1) / rank_manifest_name(1)
+    os.mkfifo(pipe)
+    assert wait_for(lambda: "looking into the directory has taken" in rank.status()["problem"])
+    yield
+    os.close(os.open(pipe, os.O_WRONLY))
+
+
+def test_whoever_closes_waits_for_no_thread_and_the_memory_is_given_back(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the keeper's control thread, and the store may hang."""
+    waited, join = [], threading.Thread.join
+
+    def noted(self: threading.Thread, timeout: float | None = None) -> None:
+        waited.append(threading.current_thread())
+        join(self, timeout)
+
+    with hanging(rank, monkeypatch):
+        (arena,) = rank.arenas
+        arena.fill()
+        monkeypatch.setattr(threading.Thread, "join", noted)
+        rank.close()
+        assert threading.current_thread() not in waited
+        assert rank.bytes == 0
+        assert wait_for(lambda: arena.descriptor < 0)
+        assert waited
 
 
 def test_the_pause_between_tries_grows_to_a_limit() -> None:

@@ -22,7 +22,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -35,6 +35,7 @@ _MAGIC = b"tcearena"
 _SEALS = 0x0400 + 9, 0x1 | 0x2 | 0x4  # F_ADD_SEALS; no more seals, no shrinking, no growing (fcntl(2))
 _CHUNK = 4 * HUGE
 _LOOK_S, _PATIENCE_S, _LOST_S = 0.001, 0.1, 60.0
+_LET_GO_S = 1.0
 _TOUCHED = 1.5 * 2**30
 """Bytes a second of pages that come in one after the other as they are touched."""
 _FILLED, _FAILED = PAGE // 8 - 1, PAGE // 8 - 2
@@ -244,6 +245,21 @@ def mapped(descriptors: list[int]) -> list[Arena]:
             os.close(descriptor)
         raise
     return arenas
+
+
+def close_aside(arenas: Sequence[Arena], users: Sequence[threading.Thread] = ()) -> None:
+    """Close them in a thread, once their ``users`` have ended, or each had a second to do so: nobody need wait for it.
+
+    A user may hang in the store, and unmapping takes half as long as copying did.
+    """
+    threading.Thread(target=_close, args=(arenas, users), daemon=True).start()
+
+
+def _close(arenas: Sequence[Arena], users: Sequence[threading.Thread]) -> None:
+    for user in users:
+        user.join(_LET_GO_S)
+    for arena in arenas:
+        arena.close()
 
 
 def _start(slots: int) -> int:

@@ -44,11 +44,11 @@ class Digester:
         known = self.known(entry) or self._take(entry, parts)
         return [with_digests(part, known[part.name]) for part in parts]
 
-    def close(self) -> None:
-        """End the thread."""
+    def end(self) -> threading.Thread:
+        """Let the thread end, which is returned."""
         self._end.set()
         self._bell.set()
-        self._thread.join(1.0)
+        return self._thread
 
     def _run(self) -> None:
         while not self._end.is_set():

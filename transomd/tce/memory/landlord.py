@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from transomd.tce.memory import budget
-from transomd.tce.memory.arena import Arena, whole_size
+from transomd.tce.memory.arena import Arena, close_aside, whole_size
 from transomd.tce.memory.tenant import Tenant
 from transomd.tce.replicate.copies import Copies
 
@@ -80,4 +80,4 @@ def drop_outgrown(tenant: Tenant) -> None:
         open_ = any(arena.used(slot) or arena.settled(slot) < state.seq for slot, state in enumerate(arena.states()))
         if not open_ and newest is not None and newest[0] is not arena:
             tenant.arenas = [other for other in tenant.arenas if other is not arena]
-            arena.close()
+            close_aside([arena])

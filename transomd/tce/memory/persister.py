@@ -106,11 +106,11 @@ class Persister:
         """Whether something that this rank has written is not known to be complete."""
         return bool(self._unfinished)
 
-    def close(self) -> None:
-        """End the thread; one that hangs in the store is left behind."""
+    def end(self) -> threading.Thread:
+        """Let the thread end, which is returned: it may hang in the store."""
         self._end.set()
         self._bell.set()
-        self._thread.join(1.0)
+        return self._thread
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,8 @@ class Persister:
             try:
                 self._bell.wait(self._wait_s())
                 self._bell.clear()
-                self._work()
+                if not self._end.is_set():
+                    self._work()
             except Exception as error:  # the thread must live; what is wrong stands in status
                 log.exception("rank %d of %s", self._rank, self._directory)
                 self.watch.complain(f"{type(error).__name__}: {error}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transomd.tce.crew import together
 from transomd.tce.files import digest
 from transomd.tce.manifest import PartEntry, StepManifest
-from transomd.tce.memory.arena import Arena, mapped
+from transomd.tce.memory.arena import Arena, close_aside, mapped
 from transomd.tce.memory.link import Link, hello
 from transomd.tce.memory.table import Place, decode
 from transomd.tce.persist import Writer
@@ -141,8 +140,7 @@ class Recall:
         """Let go of what is held."""
         if self._held or self._arenas:
             self._held = []
-            # It takes half as long as the copying did, and nobody need wait for it.
-            threading.Thread(target=_close, args=(self._arenas,), daemon=True).start()
+            close_aside(self._arenas)
             self._arenas = []
             with contextlib.suppress(OSError):
                 self._link.tell("release")
@@ -163,11 +161,6 @@ class Recall:
         missing = needs - {held.place.name for held in self._held}
         if missing or not needs:
             raise ValueError(f"step {step} of epoch {epoch} is not whole any more")
-
-
-def _close(arenas: list[Arena]) -> None:
-    for arena in arenas:
-        arena.close()
 
 
 def _reader(held: _Held, kind: type[MemoryReader]) -> MemoryReader:
