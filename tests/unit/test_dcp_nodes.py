@@ -10,20 +10,22 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tce_keepers import own_place, wait_for
 from tce_nodes import Node, nodes, on, pair
 
 from transomd.tce.catalogue import list_checkpoints, verify
+from transomd.tce.manifest import step_folder
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 from dcp_ranks import ROWS, whole  # noqa: E402
 
-from transomd.tce.dcp import TransomStorageWriter, shares, tiers  # noqa: E402
-from transomd.tce.dcp.carried import tasks  # noqa: E402
+from transomd.tce.dcp import TransomStorageWriter, commit, load_newest, shares, tiers  # noqa: E402
+from transomd.tce.dcp.carried import Task, bring, tasks  # noqa: E402
 from transomd.tce.portable import gather  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -104,6 +106,56 @@ def test_it_comes_to_storage_while_the_start_that_loaded_it_saves_on_with_more_r
 )
 def test_each_share_is_seen_to_once(held: list[set[int]], count: int, dealt: list[tuple[int, ...]]) -> None:
     assert [task.shares for task in tasks(2, held, count)] == dealt
+
+
+class Lost:
+    """Shares of which nobody has a good one any more."""
+
+    def share(self, rank: int) -> object:
+        raise OSError("memory has no good one")
+
+
+@pytest.mark.parametrize(("ranks_", "left_out"), [(1, False), (2, True)])
+def test_all_ranks_leave_out_a_save_of_the_loaded_step_or_none_does(
+    place: Path, ranks_: int, left_out: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What one rank could not bring, another has: its share and that of another save would be mixed."""
+    carried = bring(place / step_folder(7, 1), 2, cast(Any, Lost()), Task(2, 0, (0,), ranks_))
+    assert "rank 0's share is not brought to storage: memory has no good one" in caplog.text
+    assert carried == place / step_folder(7, 2)
+    assert (carried in commit.CARRIED) is left_out
+
+
+def test_what_was_loaded_in_one_directory_says_nothing_of_another(place: Path) -> None:
+    one, other = place / "one", place / "other"
+    state = {"w": torch.arange(1000.0)}
+    with nodes(place.parent, 2) as (n1, n2):
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        dcp.save(state, storage_writer=TransomStorageWriter(other, epoch=1, memory=False), checkpoint_id="2")
+        writer = TransomStorageWriter(one, epoch=1, storage_every=1000)
+        dcp.save(state, storage_writer=writer, checkpoint_id="7")
+        assert writer.handle is not None
+        writer.handle.wait("replica", timeout=60)
+        n1.kill()
+        tiers._tiers.pop((one, 0)).memory.release()
+        pair([n2], {}, epoch=2)
+        on(n2)
+        assert load_newest(dict(state), other, epoch=2) == 2
+        assert load_newest(dict(state), one, epoch=2) == 7
+        assert one / step_folder(7, 2) in commit.CARRIED
+        writer = TransomStorageWriter(other, epoch=2, keep=1, storage_every=3)
+        for step in (3, 6, 7):
+            dcp.save(state, storage_writer=writer, checkpoint_id=str(step))
+            if step != 7:
+                assert writer.handle is not None
+                writer.handle.wait("storage", timeout=60)
+        # What it was resumed from stays, and step 7 is nothing special here.
+        assert {(step, epoch) for step, epoch, _ in stored(other)} == {(2, 1), (6, 2)}
+        assert tiers._tiers[other, 0].memory.ledger.resumed == -1
+        assert not (other / step_folder(7, 2)).exists()
+        for directory in (one, other):
+            tiers.close(directory, 0, leave=True)
 
 
 # ------------------------------------------------------------------------- shards in the memory of other nodes

@@ -261,7 +261,7 @@ def test_the_saves_of_one_start_are_of_one_epoch_and_those_of_the_next_of_anothe
 
 
 def test_retention_keeps_the_newest_and_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "RESUMED", set())
+    monkeypatch.setattr(commit, "RESUMED", {})
     for step in (8, 9):
         save(tmp_path, step)
     loaded(tmp_path, step=8)

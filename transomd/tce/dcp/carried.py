@@ -26,11 +26,12 @@ _ALL = 1 << 62
 
 @dataclass(frozen=True)
 class Task:
-    """The shares that one process, ``rank`` of this start, brings to storage under ``epoch``."""
+    """The shares that one process, ``rank`` of ``ranks`` of this start, brings to storage under ``epoch``."""
 
     epoch: int
     rank: int
     shares: tuple[int, ...]
+    ranks: int
 
 
 def tasks(epoch: int, held: Sequence[Collection[int]], count: int) -> list[Task]:
@@ -44,7 +45,7 @@ def tasks(epoch: int, held: Sequence[Collection[int]], count: int) -> list[Task]
         near = [rank for rank, there in enumerate(held) if share in there] or list(range(len(held)))
         taker = share if share in near else min(near, key=lambda rank: len(dealt[rank]))
         dealt[taker].append(share)
-    return [Task(epoch, rank, tuple(mine)) for rank, mine in enumerate(dealt)]
+    return [Task(epoch, rank, tuple(mine), len(dealt)) for rank, mine in enumerate(dealt)]
 
 
 def bring(folder: Path, count: int, shares: Shares, task: Task) -> Path:
@@ -52,23 +53,32 @@ def bring(folder: Path, count: int, shares: Shares, task: Task) -> Path:
 
     Never raises: the step is loaded, and what cannot be stored is told.
     """
-    step, epoch = parse_step_folder(folder.name) or (0, 0)
+    step, _ = parse_step_folder(folder.name) or (0, 0)
     carried = folder.parent / step_folder(step, task.epoch)
     commit.CARRIED.add(carried)
-    for rank in task.shares:
-        tier = MemoryTier(Store(Writer(folder.parent, rank, count, task.epoch), "", _ALL), "latest", None)
-        borrowed = False
-        try:
-            held = shares.share(rank)
-            own = not held.copy and tier.adopt(step, epoch)
-            if not own:
-                restage(tier, step, held.parts, held.table.needs)
-            tier.resumed(carried, lacking=True)
-            # Memory under a number that no rank of this start has is given back once it is stored.
-            borrowed = not own and rank != task.rank
-        except (OSError, MemoryError, ValueError, CheckpointError) as error:
-            log.warning("step %d, which was loaded: rank %d's share is not brought to storage: %s", step, rank, error)
-            commit.CARRIED.discard(carried)
-        finally:
-            tier.close(0, leave=borrowed)
+    staged = [_stage(folder, rank, count, shares, task) for rank in task.shares]
+    if task.ranks == 1 and not any(staged):
+        # Else some rank has staged something of it under this epoch, with which no other save of it may be mixed.
+        commit.CARRIED.discard(carried)
     return carried
+
+
+def _stage(folder: Path, rank: int, count: int, shares: Shares, task: Task) -> bool:
+    """Stage the share of one of the ``count`` ranks; whether that could be done."""
+    step, epoch = parse_step_folder(folder.name) or (0, 0)
+    tier = MemoryTier(Store(Writer(folder.parent, rank, count, task.epoch), "", _ALL), "latest", None)
+    borrowed = False
+    try:
+        held = shares.share(rank)
+        own = not held.copy and tier.adopt(step, epoch)
+        if not own:
+            restage(tier, step, held.parts, held.table.needs)
+        tier.resumed(folder.parent / step_folder(step, task.epoch), lacking=True)
+        # Memory under a number that no rank of this start has is given back once it is stored.
+        borrowed = not own and rank != task.rank
+    except (OSError, MemoryError, ValueError, CheckpointError) as error:
+        log.warning("step %d, which was loaded: rank %d's share is not brought to storage: %s", step, rank, error)
+        return False
+    finally:
+        tier.close(0, leave=borrowed)
+    return True

@@ -35,14 +35,15 @@ from transomd.tce.persist import Writer
 log = logging.getLogger("transom.tce")
 TOKEN = uuid.uuid4().hex
 """Tells this start of the program from others, in every process that a writer is sent to."""
-RESUMED: set[Path] = set()
-"""Folders that this process has loaded from: no retention removes them."""
+RESUMED: dict[Path, None] = {}
+"""Folders that this process has loaded from, the last one last: no retention removes them."""
 BEGUN: set[Path] = set()
 """Folders of saves that this process has begun and not completed: one may overtake another."""
 STAGED: set[Path] = set()
 """Folders of saves that this process has done with the memory tier."""
 CARRIED: set[Path] = set()
 """Folders to which what this process has loaded is being brought: storage is to get them, whatever else it gets."""
+# All of these are of any directory, as a process may load from one and save into another.
 _claimed: dict[tuple[Path, str], int] = {}
 
 
@@ -91,6 +92,18 @@ def _own(directory: Path, token: str) -> int:
     except (OSError, ValueError):
         return newest + 1
     return newest if isinstance(claimed, dict) and claimed.get("token") == token else newest + 1
+
+
+def resumed(folder: Path) -> None:
+    """Note that this process has loaded from a folder."""
+    RESUMED.pop(folder, None)
+    RESUMED[folder] = None
+
+
+def loaded(directory: Path) -> list[tuple[Path, bool]]:
+    """Folders of ``directory`` that were loaded from, and whether storage lacks them; what matters most comes last."""
+    found = [(folder, folder in CARRIED) for folder in RESUMED if folder.parent == directory]
+    return sorted(found, key=lambda one: one[1])
 
 
 def begin(folder: Path, step: int, epoch: int, in_memory: bool) -> None:
@@ -165,7 +178,7 @@ def tidy(directory: Path, epoch: int, keep: int | None) -> None:
     try:
         checkpoints = list_checkpoints(directory)
         going = retention.surplus(checkpoints, keep, RESUMED, epoch) if keep is not None else []
-        for folder in [*going, *retention.leftovers(checkpoints, RESUMED | begun, epoch)]:
+        for folder in [*going, *retention.leftovers(checkpoints, {*RESUMED, *begun}, epoch)]:
             check_epoch(directory, epoch)
             retention.remove_checkpoint(folder)
     except (OSError, CheckpointError) as error:

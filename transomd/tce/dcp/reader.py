@@ -156,7 +156,7 @@ class TransomStorageReader(StorageReader):
         folder = source.folder
         if isinstance(task, carried.Task) and source.shares is not None:
             folder = carried.bring(folder, self._ranks, source.shares, task)
-        commit.RESUMED.add(folder)
+        commit.resumed(folder)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

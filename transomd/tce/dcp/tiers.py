@@ -45,7 +45,8 @@ class Terms:
 class Tier:
     """The memory tier of a rank and what stages into it; ``room``: bytes for what the last save had beside tensors."""
 
-    def __init__(self, share: Share, memory: MemoryTier) -> None:
+    def __init__(self, directory: Path, share: Share, memory: MemoryTier) -> None:
+        self.directory = directory
         self.share = share
         self.memory = memory
         self.stager = Stager(memory)
@@ -68,7 +69,7 @@ def tier_of(share: Share, terms: Terms) -> Tier:
     writer = Writer(terms.directory, share.rank, share.world_size, share.epoch)
     # Not this process's token: the claim is that of the coordinator.
     memory = MemoryTier(Store(writer, share.token, terms.keep, terms.every), terms.policy, None)
-    _tiers[key] = Tier(share, memory)
+    _tiers[key] = Tier(terms.directory, share, memory)
     return _tiers[key]
 
 
@@ -89,6 +90,7 @@ class Staging:
         Raises OSError, MemoryError or NoRoom.
         """
         self.share = share
+        self._directory = tier.directory
         self._tier = tier.memory
         planned = plan(share.name, (), Layout({}, values=tensors))
         self.records = tuple(replace(r, note=VALUE) if r.name in values else r for r in planned.records)
@@ -145,13 +147,17 @@ class Staging:
         tier, step = self._tier, self.share.step
         handle = SaveHandle(step, lambda: tier.progress(step), pause=tier.pause)
         try:
-            tier.publish(self._opened, step, self._table, handle)
+            self._publish(handle)
         except OSError:
             self._opened = self._copy(0)
-            tier.publish(self._opened, step, self._table, handle)
-        for folder in sorted(commit.RESUMED, key=commit.CARRIED.__contains__):
-            tier.resumed(folder, lacking=folder in commit.CARRIED)
+            self._publish(handle)
         return handle
+
+    def _publish(self, handle: SaveHandle) -> None:
+        # First what must stay: once this step is complete, others may go.
+        for folder, lacking in commit.loaded(self._directory):
+            self._tier.resumed(folder, lacking)
+        self._tier.publish(self._opened, self.share.step, self._table, handle)
 
     def drop(self) -> None:
         """Let go of the slot: it will not be published."""
