@@ -203,6 +203,34 @@ def test_whoever_closes_waits_for_no_thread_and_the_memory_is_given_back(
         assert waited
 
 
+def test_slots_are_settled_by_the_one_thread_only_whoever_finds_them_damaged(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that settle at the same time, one could undo what the other did."""
+    settling, settle = set(), Arena.settle
+
+    def noted(self: Arena, slot: int, seq: int) -> None:
+        settling.add(threading.current_thread())
+        settle(self, slot, seq)
+
+    monkeypatch.setattr(Arena, "settle", noted)
+    (arena,) = rank.arenas
+    rank.take_over(owner(every=10))
+    for slot, step in enumerate((10, 11, 12)):
+        rank.stage(slot, step, seq=step)
+    rank.ring()
+    assert wait_for(lambda: rank.heard("complete") == [10])
+    rank.quarantine(1, 12)
+    assert [state.step for _, _, state in rank.staged()] == [11, 10]
+    assert "step 12 of epoch 1 was damaged in memory" in rank.status()["problem"]
+    assert wait_for(lambda: arena.settled(2) == 12)
+    assert len(settling) == 1
+    assert threading.current_thread() not in settling
+    rank.abandon()
+    assert wait_for(lambda: rank.idle)
+    assert rank.stored() == [(1, 10), (1, 11)]
+
+
 def test_the_pause_between_tries_grows_to_a_limit() -> None:
     retry = Retry()
     pauses = []

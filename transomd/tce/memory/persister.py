@@ -1,8 +1,9 @@
 """Brings what one rank has staged to storage, in a thread of its own: a store that hangs holds up nothing else.
 
-There is no lock. ``orders`` is set by the keeper's control thread, everything else by the persister's own. What one
-thread reads of another's is replaced as a whole, never changed in place. What is written shows as ``unfinished`` before
-it stops to show as ``busy``: whoever asks in that order misses nothing.
+There is no lock. ``orders`` is set by the keeper's control thread, everything else by the persister's own, which alone
+settles slots; only ``give_up`` is anybody's. What one thread reads of another's is replaced as a whole, never changed
+in place. What is written shows as ``unfinished`` before it stops to show as ``busy``: whoever asks in that order misses
+nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +83,7 @@ class Persister:
         self._digester = digester
         self._tell = tell
         self._cap = cap
+        self._given_up: deque[Entry] = deque()
         self._progress = Progress()
         self._stores: dict[tuple[int, int], Store] = {}
         self._unfinished: dict[int, Unfinished] = {}
@@ -105,6 +108,12 @@ class Persister:
     def unfinished(self) -> bool:
         """Whether something that this rank has written is not known to be complete."""
         return bool(self._unfinished)
+
+    def give_up(self, entry: Entry) -> None:
+        """This slot, which is not ``staged`` any more as it is damaged, will not be written."""
+        self._given_up.append(entry)
+        self.watch.complain(f"step {entry[2].step} of epoch {entry[2].epoch} was damaged in memory")
+        self.ring()
 
     def end(self) -> threading.Thread:
         """Let the thread end, which is returned: it may hang in the store."""
@@ -136,6 +145,9 @@ class Persister:
         return min(waits, default=None)
 
     def _work(self) -> None:
+        while self._given_up:
+            arena, slot, state = self._given_up.popleft()
+            arena.settle(slot, state.seq)
         with self.watch.look():
             self._store_next()
             self._settle()

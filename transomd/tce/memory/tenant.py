@@ -1,6 +1,7 @@
 """What a keeper does for one rank: holds its arenas, and answers for them. Storage is the :mod:`persister`'s.
 
-The keeper's control thread writes every field here; what is staged, and its digests, any thread may ask for.
+The keeper's control thread writes every field here, but for what ``replicated`` and ``quarantine`` note, each by one
+operation that nothing interrupts; what is staged, and its digests, any thread may ask for.
 """
 
 from __future__ import annotations
@@ -152,12 +153,11 @@ class Tenant:
         return [entry for entry in staged(list(self.arenas)) if (id(entry[0]), entry[2].seq) not in self._bad]
 
     def quarantine(self, epoch: int, step: int) -> None:
-        """What is staged of this step is damaged: it is neither loaded nor written any more."""
-        for arena, slot, state in self.staged():
-            if (state.epoch, state.step) == (epoch, step):
-                self._bad.add((id(arena), state.seq))
-                arena.settle(slot, state.seq)
-                self._persister.watch.complain(f"step {step} of epoch {epoch} was damaged in memory")
+        """What is staged of this step is damaged: it is neither loaded nor written any more. From any thread."""
+        for entry in self.staged():
+            if (entry[2].epoch, entry[2].step) == (epoch, step):
+                self._bad.add((id(entry[0]), entry[2].seq))
+                self._persister.give_up(entry)
 
     def table(self, entry: Entry) -> Table:
         """What a slot says of itself; ValueError if it is damaged."""
