@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from transomd.tce import CheckpointEngine
 from transomd.tce.image import FileImage, PartImage
 from transomd.tce.manifest import FileRecord
 from transomd.tce.rate import CHUNK, REPLICA, STORAGE, Cap, TokenBucket
+from transomd.tce.replicate.peer import TIMEOUT_S
 
 
 class Clock:
@@ -59,6 +61,21 @@ def test_no_cap_and_a_lifted_one_let_all_pass(caplog: pytest.LogCaptureFixture) 
     assert (Cap.of({}, STORAGE).rate, Cap.of({STORAGE: "2K"}, STORAGE).rate) == (0, 2048)
     assert Cap.of({STORAGE: "fast"}, STORAGE).rate == 0
     assert "is 'fast', which is no number of bytes" in caplog.text
+
+
+@pytest.mark.parametrize("rate", [1, 3, 1000, 50_000, 1 << 30])
+def test_whoever_waits_for_portions_sees_some_come_all_the_time(rate: int) -> None:
+    """Else the other side of a slow copy would take this one for gone, and a copy begun anew would come no further."""
+    clock = Clock()
+    content = memoryview(bytes(range(250)) * max(1, min(20 * rate, 1 << 20) // 250))
+    moments, passed = [clock.now], b""
+    for portion in Cap(rate, clock, clock.sleep).portions(content, lambda: False):
+        passed += portion
+        moments.append(clock.now)
+    assert passed == content
+    assert max(later - earlier for earlier, later in itertools.pairwise(moments)) <= max(0.25, 1 / rate) + 1e-6
+    assert clock.now - 100.0 == pytest.approx(len(content) / rate, rel=0.01)
+    assert list(Cap(0).portions(content, lambda: False)) == [content]
 
 
 def test_a_wait_ends_when_the_cap_is_lifted() -> None:
@@ -108,12 +125,27 @@ def directory() -> Iterator[Path]:
 
 @pytest.mark.parametrize(("variable", "stage"), [(STORAGE, "storage"), (REPLICA, "replica")])
 def test_keepers_keep_to_it(directory: Path, monkeypatch: pytest.MonkeyPatch, variable: str, stage: str) -> None:
-    monkeypatch.setenv(variable, "4M")
+    took = seconds_for(directory, monkeypatch, variable, "4M", stage)
+    assert took > 0.8
+
+
+@pytest.mark.slow
+def test_a_copy_comes_through_however_low_the_cap_is(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One piece of 4 MiB takes longer than a keeper waits for one that says nothing."""
+    took = seconds_for(directory, monkeypatch, REPLICA, "300K", "replica")
+    assert took > TIMEOUT_S
+
+
+def seconds_for(directory: Path, monkeypatch: pytest.MonkeyPatch, variable: str, rate: str, stage: str) -> float:
+    """How long 4 MiB take to reach a stage."""
+    monkeypatch.setenv(variable, rate)
     with nodes(directory.parent, 2) as (n1, n2):
         pair([n1, n2], {"n1": "n2"})
         on(n1)
         engine = CheckpointEngine(directory, rank=0, world_size=1, epoch=1)
         began = time.monotonic()
         engine.save(1, {"x": torch.zeros(1 << 20)}).wait(stage, timeout=60)
-        assert time.monotonic() - began > 0.8
+        took = time.monotonic() - began
+        assert n1.status()["replica_problem"] == ""
         engine.close()
+    return took

@@ -85,13 +85,19 @@ class Cap:
             return part
         return replace(part, files=tuple(self._file(file, lifted) for file in part.files))
 
+    def portions(self, content: memoryview, lifted: Callable[[], bool]) -> Iterable[memoryview]:
+        """The bytes, as they may pass, in portions so small that whoever waits for them sees some come all the time."""
+        if self._bucket is None:
+            return [content]
+        return self._slowly([content], max(1, int(self.rate * BURST_S)), lifted)
+
     def _file(self, file: FileImage, lifted: Callable[[], bool]) -> FileImage:
         pieces = file.pieces if file.whole is None else lambda: [file.whole or b""]
         # Digests are taken piece by piece.
         size = CHUNK if file.known is not None else file.bytes + 1
         return replace(file, pieces=lambda: self._slowly(pieces(), size, lifted), whole=None)
 
-    def _slowly(self, pieces: Iterable[Piece], size: int, lifted: Callable[[], bool]) -> Iterator[Piece]:
+    def _slowly(self, pieces: Iterable[Piece], size: int, lifted: Callable[[], bool]) -> Iterator[memoryview]:
         for piece in pieces:
             view = memoryview(piece).cast("B")
             for start in range(0, max(1, len(view)), size):

@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,10 +108,11 @@ class Peer:
             raise NotOfThisJob("no message")
         return message
 
-    def send_chunk(self, number: int, content: memoryview) -> None:
-        """Send one chunk with its digest."""
+    def send_chunk(self, number: int, content: memoryview, portions: Iterable[memoryview]) -> None:
+        """Send one chunk with its digest, in portions, each when it comes."""
         self._send_all(memoryview(_CHUNK.pack(number, len(content), xxh3_128_digest(content))))
-        self._send_all(content)
+        for portion in portions:
+            self._send_all(portion)
 
     def send_mark(self, mark: int) -> None:
         """Send END or STOPPED."""

@@ -71,12 +71,11 @@ def send(
         if answer.get("t") != "want":
             return str(answer.get("t")), str(answer.get("why", ""))
         for number in _numbers(answer["chunks"], -(-offer.state.table_offset // CHUNK)):
-            content = piece(arena, slot, number, offer.state.table_offset)
-            cap.wait(len(content), wanted)
             if wanted():
                 peer.send_mark(STOPPED)
                 return LATER, "the memory was wanted for something newer"
-            peer.send_chunk(number, content)
+            content = piece(arena, slot, number, offer.state.table_offset)
+            peer.send_chunk(number, content, cap.portions(content, wanted))
         peer.send_mark(END)
 
 
