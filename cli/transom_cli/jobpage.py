@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transom_cli.text import ago, clip, hosts, plain, span, wrapped
+from transomd.api.wire import MEASURES
 from transomd.words import Stage
 
 Json = Mapping[str, Any]
@@ -99,8 +100,16 @@ def _checkpoint(job: Json, now: float) -> str:
         if stage["stage"] != Stage.STORAGE:
             text += f"; {Stage(stage['stage']).meaning}: step {stage['step']}, {ago(stage['at'], now)}"
         elif stage.get("every"):
-            text += f"; storage gets one in every {stage['every']} steps (auto)"
+            text += f"; storage gets one in every {stage['every']} steps (auto{_why(stage)})"
     return text
+
+
+def _why(stage: Json) -> str:
+    """What the interval of a stage follows from, if that is told."""
+    if not all(name in stage for name in MEASURES):
+        return ""
+    write, step, mttf = (span(stage[name]) for name in MEASURES)
+    return f": a write takes {write}, a step {step}, and the job's MTTF is {mttf}"
 
 
 def _launches(launches: Sequence[Json], now: float, columns: int) -> Iterator[str]:

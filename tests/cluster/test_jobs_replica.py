@@ -49,8 +49,10 @@ def told(site: Site, epoch: int) -> dict[int, tuple[int, str]]:
 
 
 def told_interval(site: Site, job: int) -> int:
-    """One in how many steps goes to storage, as people are told; 0: it is not told."""
-    found = re.search(r"storage gets one in every (\d+) steps \(auto\)", site.cli("status", str(job)))
+    """One in how many steps goes to storage, as people are told, and why; 0: it is not told."""
+    why = r"\(auto: a write takes \S+s, a step \S+s, and the job's MTTF is 2m00s\)"
+    page = " ".join(site.cli("status", str(job)).split())
+    found = re.search(rf"storage gets one in every (\d+) steps {why}", page)
     return int(found[1]) if found else 0
 
 

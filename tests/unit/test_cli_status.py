@@ -87,6 +87,9 @@ def test_the_page_says_how_often_storage_gets_a_step() -> None:
     job = {"id": 1, "checkpoint": {"step": 8, "epoch": 1, "at": 1.0}, "stages": stages}
     page = " ".join("\n".join(job_page({"job": job}, now=1.0, columns=80)).split())
     assert "in memory: step 9, 0s ago; storage gets one in every 64 steps (auto)" in page
+    stages[1].update(write_s=2.13, step_s=0.5, mttf_s=207_720.0)
+    page = " ".join("\n".join(job_page({"job": job}, now=1.0, columns=80)).split())
+    assert "steps (auto: a write takes 2.1s, a step 0.5s, and the job's MTTF is 2d09h)" in page
     del stages[1]["every"]
     assert "storage gets" not in "\n".join(job_page({"job": job}, now=1.0, columns=80))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from transomd.api.wire import LauncherReport
-from transomd.launch.stages import copies_trouble, holders, newest, trouble
+from transomd.launch.stages import LONGEST_S, copies_trouble, holders, newest, trouble
 
 REPORT = {"job_id": 1, "attempt": 1, "slurm_job_id": 7, "generation": 1, "host": "n1", "phase": "running", "at": 9.0}
 
@@ -42,14 +42,21 @@ def test_what_not_every_rank_has_is_not_told(told: list[dict[str, Any]]) -> None
 
 
 def test_where_ranks_choose_how_often_storage_gets_a_step_the_rarest_is_told() -> None:
+    measured = {"write_s": 2.5, "step_s": 0.25, "mttf_s": 1e13}
     told = [
-        {**rank(number, memory=(8, 1, 3.0), storage=(5, 1, 2.0)), "every": every} for number, every in ((0, 4), (1, 8))
+        {**rank(number, memory=(8, 1, 3.0), storage=(5, 1, 2.0)), "every": every, "measured": why}
+        for number, every, why in ((0, 4, {}), (1, 8, measured))
     ]
     memory, storage = newest(told, 2)
     assert "every" not in memory
-    assert storage == {"stage": "storage", "step": 5, "epoch": 1, "at": 2.0, "every": 8}
+    expected = {"stage": "storage", "step": 5, "epoch": 1, "at": 2.0, "every": 8}
+    # What nobody would believe, on the other side either, is told as less.
+    assert storage == {**expected, "write_s": 2.5, "step_s": 0.25, "mttf_s": LONGEST_S}
     report = LauncherReport.from_json({**REPORT, "stages": [memory, storage]})
     assert report.stages == [memory, storage]
+    # Ranks of an earlier version do not say why.
+    told = [{key: value for key, value in one.items() if key != "measured"} for one in told]
+    assert newest(told, 2)[1] == expected
 
 
 def test_trouble_names_one_rank_and_counts_the_others() -> None:
@@ -93,7 +100,8 @@ def test_it_comes_through_the_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", [{"stage": "moon"}, {"step": -1}, {"epoch": 1 << 62}, {"at": float("nan")}, {"every": "often"}]
+    "stage",
+    [{"stage": "moon"}, {"step": -1}, {"epoch": 1 << 62}, {"at": float("nan")}, {"every": "often"}, {"write_s": -1.0}],
 )
 def test_what_is_no_stage_is_refused(stage: dict[str, Any]) -> None:
     good = {"stage": "memory", "step": 1, "epoch": 1, "at": 1.0}

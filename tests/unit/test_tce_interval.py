@@ -111,6 +111,7 @@ def test_the_first_step_is_stored_and_then_by_the_formula(caplog: pytest.LogCapt
     assert auto.every == 2048
     assert len(caplog.records) >= 2
     assert auto.told()["every"] == 2048
+    assert auto.told()["measured"] == pytest.approx({"write_s": 100.0, "step_s": 2.0, "mttf_s": 57.7 * HOUR_S})
     # A step that cannot be stored for long stays due, however many are saved meanwhile.
     assert auto.told()["due"][-3:] == [14336, 16384, 18432]
     assert auto.due(14336)
@@ -121,6 +122,7 @@ def test_without_a_completed_step_storage_gets_every_one() -> None:
     for step in range(1, 100):
         auto.saves(step)
         assert auto.due(step)
+    assert auto.told()["measured"] == {}
 
 
 def test_steps_that_no_power_of_two_divides_are_stored_too() -> None:
@@ -245,7 +247,7 @@ def complete(directory: Path) -> list[int]:
 
 def stored(node: Node) -> dict[str, Any]:
     (rank,) = node.status()["ranks"]
-    return {"step": rank["stages"].get("storage", {}).get("step"), "every": rank["every"]}
+    return {"step": rank["stages"].get("storage", {}).get("step"), "every": rank["every"], "why": rank["measured"]}
 
 
 def test_two_ranks_store_the_first_step_and_what_is_left_at_the_end(directory: Path) -> None:
@@ -257,7 +259,7 @@ def test_two_ranks_store_the_first_step_and_what_is_left_at_the_end(directory: P
         for step in range(2, 8):
             handles = save(found, ranks, step)
         assert all(schedule(engine).every > 8 for engine in ranks)
-        told = [{"step": 1, "every": schedule(engine).every} for engine in ranks]
+        told = [{"step": 1, "every": schedule(engine).every, "why": why(engine)} for engine in ranks]
         assert wait_for(lambda: [stored(node) for node in found] == told, 60)
         for handle in handles:
             with pytest.raises(CheckpointError, match="chosen by measure"):
@@ -267,6 +269,13 @@ def test_two_ranks_store_the_first_step_and_what_is_left_at_the_end(directory: P
             engine.close(0)
         assert wait_for(lambda: complete(directory) == [1, 7], 60)
         assert all(engine.skipped == engine.failed == 0 for engine in ranks)
+
+
+def why(engine: CheckpointEngine) -> dict[str, float]:
+    measured = schedule(engine).measured
+    assert measured is not None
+    assert measured.mttf_s == NODE_MTTF_S
+    return measured._asdict()
 
 
 def schedule(engine: CheckpointEngine) -> Auto:

@@ -59,10 +59,10 @@ def integer(data: Mapping[str, Any], key: str, limit: int = MAX_NUMBER) -> int:
 
 
 def seconds(data: Mapping[str, Any], key: str) -> float:
-    """Return a time in Unix seconds."""
+    """Return a time in seconds, since 1970 or of whatever it is."""
     value = data.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < LATEST:
-        raise ValueError(f"{key}: expected Unix seconds")
+        raise ValueError(f"{key}: expected seconds")
     return float(value)
 
 

@@ -49,6 +49,8 @@ MAX_CHECKPOINTS = 64
 MAX_EVIDENCE = 500
 DETECTORS = frozenset({"exit", "heartbeat", "stall", "asked", "start", "takeover"})
 """What a launcher may notice a failure by."""
+MEASURES = ("write_s", "step_s", "mttf_s")
+"""What a chosen interval of a stage follows from: what a write and a step take, and the MTTF of the job."""
 _PHASES = frozenset(phase.value for phase in LauncherPhase)
 _STAGES = frozenset(stage.value for stage in Stage)
 
@@ -187,6 +189,7 @@ def _read_stage(data: Mapping[str, Any]) -> dict[str, Any]:
         "epoch": checked.integer(data, "epoch", checked.MAX_COUNT),
         "at": checked.seconds(data, "at"),
         **({"every": checked.integer(data, "every")} if data.get("every") else {}),
+        **{name: checked.seconds(data, name) for name in MEASURES if name in data},
     }
 
 

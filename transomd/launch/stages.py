@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from transomd.api.wire import MEASURES
 from transomd.tce.replicate.agreement import Step
 from transomd.words import Stage
 
 Json = Mapping[str, Any]
+LONGEST_S = 1e10
+"""No time that anything takes is told to be longer."""
 
 
 def newest(told: Iterable[Json], world_size: int, copied: tuple[Step, float] | None = None) -> list[dict[str, Any]]:
@@ -17,11 +20,12 @@ def newest(told: Iterable[Json], world_size: int, copied: tuple[Step, float] | N
     ``told`` is what keepers say of each rank (``Tenant.status``). A stage that not every rank of ``world_size`` has
     reached in one epoch is left out: what some ranks have cannot be resumed from. ``at`` is when the last rank got
     there. ``copied``: the newest step of which every rank has a copy, as ranks leave out different ones, and when.
-    Where ranks choose by measure how often storage gets a step, it bears ``every``, the longest of their intervals.
+    Where ranks choose by measure how often storage gets a step, it bears ``every``, the longest of their intervals, and
+    what that follows from (``MEASURES``).
     """
     told = list(told)
     by_rank = {one["rank"]: one.get("stages") or {} for one in told}
-    every = max((int(one.get("every") or 0) for one in told), default=0)
+    rarest: Json = max(told, key=lambda one: int(one.get("every") or 0), default={})
     found = []
     for stage in Stage:
         if stage is Stage.REPLICA:
@@ -36,9 +40,14 @@ def newest(told: Iterable[Json], world_size: int, copied: tuple[Step, float] | N
         found.append(
             {"stage": stage.value, **last, "at": max(one["at"] for one in there if one["step"] == last["step"])}
         )
-        if stage is Stage.STORAGE and every:
-            found[-1]["every"] = every
+        if stage is Stage.STORAGE and rarest.get("every"):
+            found[-1].update(every=int(rarest["every"]), **_measures(rarest))
     return found
+
+
+def _measures(one: Json) -> dict[str, float]:
+    measured = one.get("measured") or {}
+    return {name: min(float(measured[name]), LONGEST_S) for name in MEASURES if name in measured}
 
 
 def holders(told: Mapping[str, Json]) -> dict[str, str]:

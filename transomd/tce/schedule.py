@@ -16,7 +16,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from transomd.forms import seconds
 from transomd.tce import interval
@@ -44,6 +44,14 @@ def every_of(told: int | Literal["auto"]) -> int:
     return at_least(told, 1, "storage_every")
 
 
+class Measured(NamedTuple):
+    """What an interval follows from, in seconds: what a write and a step take, and how long the job works at a time."""
+
+    write_s: float
+    step_s: float
+    mttf_s: float
+
+
 class Fixed:
     """Storage gets the steps that ``every`` divides."""
 
@@ -69,11 +77,13 @@ class Fixed:
 class Auto:
     """As ``Fixed``, by measure: the interval that loses least to writing and to failures (see ``interval``).
 
-    Every step until storage has completed one. ``every`` is the windows' length in steps.
+    Every step until storage has completed one. ``every`` is the windows' length in steps, ``measured`` what it follows
+    from (None: nothing is measured yet).
     """
 
     def __init__(self, mttf_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.every = 1
+        self.measured: Measured | None = None
         self._mttf_s = mttf_s
         self._clock = clock
         self._last: tuple[int, float] | None = None
@@ -109,13 +119,15 @@ class Auto:
         return step in self._due
 
     def told(self) -> dict[str, Any]:
-        """What the keeper must hear to know which steps are due."""
-        return {"due": list(self._due), "every": self.every}
+        """What the keeper must hear to know which steps are due, and what it tells people."""
+        measured = self.measured._asdict() if self.measured else {}
+        return {"due": list(self._due), "every": self.every, "measured": measured}
 
     def _choose(self) -> None:
         if not self._paces or not self._costs:
             return
         pace, busy = max(statistics.median(self._paces), 1e-9), statistics.median(self._costs)
+        self.measured = Measured(busy, pace, self._mttf_s)
         every = interval.settled(self.every, interval.interval_s(busy, self._mttf_s) / pace)
         if every != self.every:
             self.every = every

@@ -146,7 +146,8 @@ class Desk:
     def _staged(self, line: Line, guest: Guest, message: Message) -> None:
         tenant = self._tenant(guest)
         if guest.owns:
-            tenant.choose(message.get("due", ()), int(message.get("every", 0)))
+            measured = {str(name): float(value) for name, value in message.get("measured", {}).items()}
+            tenant.choose(message.get("due", ()), int(message.get("every", 0)), measured)
             tenant.count(int(message["skipped"]), int(message.get("heard", 0)))
         tenant.ring()
 

@@ -7,7 +7,7 @@ operation that nothing interrupts; what is staged, and its digests, any thread m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ class Tenant:
         self._newest: Reached | None = None
         self._replicated: Reached | None = None
         self._every = 0
+        self._measured: Mapping[str, float] = {}
         self._taken_at, self._moved_at = 0.0, time.monotonic()
         self._visited = False
         self._pins = Pins()
@@ -65,15 +66,18 @@ class Tenant:
         """A program is there, and writes as ``owner``."""
         before = self._persister.orders.owner
         if before is None or before.epoch != owner.epoch:
-            self.choose((), 0)
+            self.choose((), 0, {})
         self._taken_at, self._visited = time.monotonic(), False
         self._persister.orders = replace(self._persister.orders, owner=owner, gone_at=None)
         self.ring()
 
-    def choose(self, steps: Iterable[int], every: int) -> None:
-        """Of what the program has saved lately, storage is to get these steps; ``every`` tells people how often."""
+    def choose(self, steps: Iterable[int], every: int, measured: Mapping[str, float]) -> None:
+        """Of what the program has saved lately, storage is to get these steps.
+
+        ``every`` tells people how often that is, and ``measured`` why (as ``schedule.Measured`` names it).
+        """
         self._persister.orders = replace(self._persister.orders, chosen=frozenset(map(int, steps)))
-        self._every = every
+        self._every, self._measured = every, measured
 
     def resumed(self, folder: Path, step: int) -> None:
         """The program has loaded what is in ``folder``: it stays, and storage is to get ``step`` (-1: it has it)."""
@@ -209,6 +213,7 @@ class Tenant:
             "bytes": size,
             "skipped": persister.orders.skipped + persister.skipped - persister.orders.heard,
             "every": self._every,
+            "measured": self._measured,
             "problem": trouble.told if trouble else "",
             "problem_since": trouble.since if trouble else 0.0,
         }
