@@ -191,6 +191,8 @@ def _told(view: JobView, incident: Incident, verdict: Verdict, plan: Plan, world
     report = facts.fitting_report(view)
     failure = report.failure if report else None
     blamed = verdict.blame is Blame.NODE
+    # A probe from before the failure says how a node was: it may have been seen to since, and gone silent now.
+    seen = facts.probed(world, verdict.nodes, float(incident.data.get("opened_at", 0.0)))
     return replace(
         incident,
         failure_class=verdict.failure_class.value,
@@ -208,7 +210,7 @@ def _told(view: JobView, incident: Incident, verdict: Verdict, plan: Plan, world
             "plan": {"action": plan.action.value, "why": plan.why, "resume_step": plan.resume_step},
             "not_before": now + plan.delay_s,
             "lost": sorted(set(report.lost)) if report else [],
-            "await_drain": facts.await_drain(verdict.nodes, world.health) if blamed else {},
+            "await_drain": facts.await_drain(verdict.nodes, seen) if blamed else {},
         },
     )
 
