@@ -173,6 +173,13 @@ def test_nothing_is_drained_for_what_was_so_long_ago() -> None:
     assert rules.propose(found, node(), settings, 2.0 + rules.FRESH_S) == ()
 
 
+def test_nothing_is_drained_for_what_was_found_before_a_person_put_the_node_back() -> None:
+    found, settings = absorbed(NEW, 1.0, BAD), site(gpu_count="drain")
+    assert rules.propose([found], node(), settings, 9.0, cleared_at={"n1": 5.0}) == ()
+    assert rules.propose([found], node(), settings, 9.0, cleared_at={"n1": 0.5})
+    assert rules.propose([absorbed(found, 6.0, BAD)], node(), settings, 9.0, cleared_at={"n1": 5.0})
+
+
 def test_a_probe_that_failed_is_forgotten_with_the_next_that_did_not() -> None:
     failed = absorbed(NEW, 1.0, result("probe", Outcome.UNKNOWN))
     assert set(failed.results) == {"probe"}

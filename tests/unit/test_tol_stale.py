@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tol_world import SimWorld, quick_settings
+from transom_slurm.types import NodeStatus, SlurmNode
+from transom_sql.records import Incident
+
+from transomd.tol.drains import propose_drains
+from transomd.tol.view import SlurmView
+
+NOW = 1_800_000_000.0
 
 
 async def test_a_probe_from_before_the_failure_drains_no_node() -> None:
@@ -18,3 +27,28 @@ async def test_a_probe_from_before_the_failure_drains_no_node() -> None:
     assert [incident.nodes for incident in world.incidents()] == [("n2",)], world.story()
     assert world.drained() == [], world.story()
     await world.close()
+
+
+async def test_a_drain_that_a_person_lifts_is_not_made_again_for_what_was_found_before() -> None:
+    world = SimWorld()
+    await world.start_daemon()
+    world.unfit["n2"] = ["xid"]
+    await world.submit()
+    await world.until(lambda: any(job.nodes for job in world.slurm.all_jobs().values()), "nodes are given")
+    world.slurm.drain_by_person("n2", "a fan")
+    await world.until(lambda: world.events("drain-refused"), "our own drain is refused")
+    world.unfit.clear()
+    world.slurm.resume_by_person("n2")
+    await world.run(60)
+    assert world.drained() == [], world.story()
+    await world.close()
+
+
+def test_an_incident_confirms_no_drain_of_a_node_that_is_back_in_service_since() -> None:
+    await_drain = {"n1": ["xid"], "n2": ["xid"]}
+    incident = Incident(id=1, job_id=1, attempt=1, epoch=1, detected_at=NOW, diagnosed_at=NOW)
+    waiting = replace(incident, data={"await_drain": await_drain})
+    slurm = SlurmView(nodes={name: SlurmNode(name, NodeStatus("IDLE"), "IDLE") for name in ("n1", "n2")})
+    site = quick_settings()
+    found = propose_drains([waiting], slurm, site, NOW + 20, {"n1": NOW + 10, "n2": NOW - 10})
+    assert [intent.args["node"] for intent in found] == ["n2"]

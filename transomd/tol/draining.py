@@ -40,10 +40,14 @@ class Books(Protocol):
 
 
 class DrainDesk:
-    """Knows the incidents of late that blame nodes, of jobs that are over as well."""
+    """Knows the incidents of late that blame nodes, of jobs that are over as well.
 
-    def __init__(self, actor: Actor, books: Books, watcher: Watcher) -> None:
+    ``cleared_at`` is when each node was put back into service; what was found before is no reason to drain it.
+    """
+
+    def __init__(self, actor: Actor, books: Books, watcher: Watcher, cleared_at: Mapping[str, float]) -> None:
         self._actor = actor
+        self._cleared_at = cleared_at
         self._books = books
         self._watcher = watcher
         self._sources: list[Callable[[SlurmView, float], Iterable[Intent]]] = []
@@ -107,7 +111,7 @@ class DrainDesk:
     def _proposals(self, world: World, now: float) -> list[Intent]:
         self._forget(now)
         incidents = [self._waiting[key] for key in sorted(self._waiting)]
-        found = [*propose_drains(incidents, world.slurm, self._books.settings, now)]
+        found = [*propose_drains(incidents, world.slurm, self._books.settings, now, self._cleared_at)]
         found += [intent for source in self._sources for intent in source(world.slurm, now)]
         return [intent for intent in found if intent.key not in self._known]
 

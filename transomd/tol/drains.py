@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from transom_slurm.types import SlurmNode
 from transom_sql.records import Incident, Intent
@@ -20,9 +21,16 @@ NODE_LOSS = "node-loss"
 
 
 def propose_drains(
-    incidents: Sequence[Incident], slurm: SlurmView, settings: Settings, now: float
+    incidents: Sequence[Incident],
+    slurm: SlurmView,
+    settings: Settings,
+    now: float,
+    cleared_at: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Intent, ...]:
-    """Return a drain for every blamed node that unforgeable evidence confirms, where the check's mode is drain."""
+    """Return a drain for every blamed node that unforgeable evidence confirms, where the check's mode is drain.
+
+    Nothing for a node that was put back into service (``cleared_at``) since: whoever did has seen to it.
+    """
     if slurm.nodes is None:
         return ()
     found = []
@@ -31,8 +39,8 @@ def propose_drains(
         if incident.diagnosed_at is None or not -SKEW_S <= now - incident.diagnosed_at <= CONFIRM_WITHIN_S:
             continue
         for name, checks in incident.data.get("await_drain", {}).items():
-            node = slurm.nodes.get(name)
-            check = _drain_for(node, checks, settings) if node is not None else ""
+            node, lifted = slurm.nodes.get(name), cleared_at.get(name, 0.0) > incident.diagnosed_at
+            check = _drain_for(node, checks, settings) if node is not None and not lifted else ""
             if check:
                 found.append(drain_intent(incident, name, check, now))
     return tuple(found)

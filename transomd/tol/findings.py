@@ -110,9 +110,13 @@ def drain_key(node: str, episode: Episode) -> str:
     return f"drain:{node}:{episode.check}:{int(episode.since)}"
 
 
-def to_drain(findings: NodeFindings, settings: Settings, now: float) -> Episode | None:
-    """Return the episode that a node is to be drained for, the oldest first; None when there is none."""
-    seen = [e for e in findings.episodes.values() if e.confirmed and abs(now - e.last) <= FRESH_S]
+def to_drain(findings: NodeFindings, settings: Settings, now: float, cleared_at: float = 0.0) -> Episode | None:
+    """Return the episode that a node is to be drained for, the oldest first; None when there is none.
+
+    One that was not seen again since the node was put back into service (``cleared_at``) is none.
+    """
+    fresh = [e for e in findings.episodes.values() if abs(now - e.last) <= FRESH_S and e.last > cleared_at]
+    seen = [e for e in fresh if e.confirmed]
     due = [e for e in seen if settings.health.mode(e.check) is CheckMode.DRAIN]
     return min(due, key=lambda e: (e.since, e.check), default=None)
 
@@ -123,6 +127,7 @@ def propose(
     settings: Settings,
     now: float,
     refusing: Mapping[str, int | None] = MappingProxyType({}),
+    cleared_at: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Intent, ...]:
     """Return the drains that are due; admission decides. Nothing for a node that is out of service already.
 
@@ -131,7 +136,7 @@ def propose(
     """
     found = []
     for one in findings:
-        node, episode = (nodes or {}).get(one.node), to_drain(one, settings, now)
+        node, episode = (nodes or {}).get(one.node), to_drain(one, settings, now, cleared_at.get(one.node, 0.0))
         if node is not None and episode is not None and not node.status.drain:
             refused = settings.hooks.enforce and one.node in refusing
             found.append(_drain(one.node, episode, now, refused, refusing.get(one.node)))

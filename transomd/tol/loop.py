@@ -61,7 +61,7 @@ class Operator:
         self._board = Switchboard(self, self._watcher)
         self.clearings = Clearings()
         self._acts = Acts(actor, self, clock, self._lock, self._watcher, self.clearings, self._acted)
-        self._drains = DrainDesk(actor, self, self._watcher)
+        self._drains = DrainDesk(actor, self, self._watcher, self.clearings.at)
         self._hearing = Hearing(clock)
         self._outage = StoreOutage()
         self._pace = Pace()

@@ -84,7 +84,8 @@ class NodeWatch:
                 self._findings[record.name] = NodeFindings(node=record.name, episodes=open_ones)
 
     def _proposals(self, slurm: SlurmView, now: float) -> Iterable[Intent]:
-        return rules.propose(self._findings.values(), slurm.nodes, self._settings, now, refusing=self._refusing)
+        cleared_at = self._operator.clearings.at
+        return rules.propose(self._findings.values(), slurm.nodes, self._settings, now, self._refusing, cleared_at)
 
     async def take(self, report: HookReport) -> HookAnswer:
         """Judge a report and keep it. Raises NotFoundError for a node that Slurm does not know, UnreachableError when
@@ -192,7 +193,8 @@ class NodeWatch:
 
     async def _refusal(self, report: HookReport, judged: NodeReport, node: SlurmNode) -> str:
         """Why this prolog is to fail: the site enforces, the check is unfit *now*, and its drain has been granted."""
-        episode = rules.to_drain(self._findings[node.name], self._settings, self._clock())
+        cleared_at = self._operator.clearings.at.get(node.name, 0.0)
+        episode = rules.to_drain(self._findings[node.name], self._settings, self._clock(), cleared_at)
         unfit = {result.check for result in judged.unfit}
         if not self._settings.hooks.enforce or report.kind != "prolog" or episode is None or episode.check not in unfit:
             return ""
