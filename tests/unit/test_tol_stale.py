@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from tol_world import SimWorld, quick_settings
 from transom_slurm.types import NodeStatus, SlurmNode
-from transom_sql.records import Incident
+from transom_sql.records import Incident, Intent
 
-from transomd.tol.drains import propose_drains
+from transomd.settings import Settings
+from transomd.tol.act import Actor
+from transomd.tol.admit import MANUAL
+from transomd.tol.drains import CONFIRM_WITHIN_S, propose_drains
 from transomd.tol.view import SlurmView
+from transomd.words import IntentState
 
 NOW = 1_800_000_000.0
 
@@ -52,3 +60,49 @@ def test_an_incident_confirms_no_drain_of_a_node_that_is_back_in_service_since()
     site = quick_settings()
     found = propose_drains([waiting], slurm, site, NOW + 20, {"n1": NOW + 10, "n2": NOW - 10})
     assert [intent.args["node"] for intent in found] == ["n2"]
+
+
+class Slurm:
+    """One idle node, and every drain that was made of it."""
+
+    def __init__(self) -> None:
+        self.drains: list[str] = []
+
+    async def nodes(self) -> dict[str, SlurmNode]:
+        return {"n1": SlurmNode("n1", NodeStatus("IDLE"), "IDLE")}
+
+    async def drain(self, node: str, reason: str) -> None:
+        self.drains.append(reason)
+
+
+def drain(check: str, age_s: float) -> Intent:
+    args = {"node": "n1", "check": check, "reason": "transom[x] y"}
+    return Intent(key=f"drain:n1:{check}", kind="drain", state="pending", created_at=NOW - age_s, args=args)
+
+
+@pytest.mark.parametrize("check", ["gpu-count", MANUAL])
+async def test_a_drain_that_could_not_be_done_for_long_is_given_up(check: str) -> None:
+    """As after an outage of Slurm's over the night: the trouble of yesterday evening may have been seen to."""
+    slurm: Any = Slurm()
+    reach: Any = SimpleNamespace()
+    actor = Actor(slurm, reach, Settings(), lambda: NOW)
+    late = await actor.perform(drain(check, 2 * CONFIRM_WITHIN_S), None)
+    assert (late.state, slurm.drains) == (IntentState.FAILED, [])
+    assert late.data["error"] == "it was called for 30 min ago and could not be done since"
+    await actor.perform(drain(check, 10), None)
+    assert slurm.drains == ["transom[x] y"]
+
+
+async def test_what_a_person_asks_for_under_the_kill_switch_is_refused_and_not_done_on_another_day(
+    tmp_path: Path,
+) -> None:
+    switch = tmp_path / "off"
+    switch.touch()
+    slurm: Any = Slurm()
+    site = quick_settings(drain={"kill_switch": str(switch)})
+    reach: Any = SimpleNamespace()
+    actor = Actor(slurm, reach, site, lambda: NOW)
+    asked = await actor.perform(drain(MANUAL, 0), None)
+    assert (asked.state, asked.data["error"]) == (IntentState.FAILED, f"the kill switch {switch} is set")
+    assert (await actor.perform(drain("gpu-count", 0), None)).again_s is not None
+    assert slurm.drains == []

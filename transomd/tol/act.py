@@ -15,6 +15,7 @@ from transom_slurm.types import SlurmNode, SubmitRequest
 from transom_sql.records import Event, Intent, NodeRecord
 
 from transomd.settings import Settings
+from transomd.tol.admit import MANUAL
 from transomd.tol.clearings import KEY
 from transomd.tol.drains import CONFIRM_WITHIN_S, NODE_LOSS
 from transomd.tol.facts import ended
@@ -168,21 +169,25 @@ class Actor:
             reason = str(intent.args["reason_over"])
         elif drain_refusal(before):
             return _failed(f"{drain_refusal(before)}; left as it is")
-        if self._outdated(intent, before):
-            return _failed(f"{name} is {before.state_text} by now, and no newer evidence speaks against it")
+        if outdated := self._outdated(intent, before):
+            return _failed(outdated)
         if self.kill_switch():
-            return self._later(intent, self.kill_switch())
+            # Whoever asked for it by hand is told so, and must not find the node drained on another day.
+            manual = intent.args.get("check") == MANUAL
+            return _failed(self.kill_switch()) if manual else self._later(intent, self.kill_switch())
         await self._slurm.drain(name, reason)
         after = (await self._slurm.nodes()).get(name)
         if after is None or not after.status.drain or after.reason != reason:
             return self._later(intent, f"{name} does not show the drain yet")
         return self._drained(intent, after)
 
-    def _outdated(self, intent: Intent, node: SlurmNode) -> bool:
-        """Whether what called for a drain may no longer be so: a lost node is back, or the incident is long past."""
+    def _outdated(self, intent: Intent, node: SlurmNode) -> str:
+        """Say why what called for a drain may no longer be so (a lost node is back, or it is long past); else empty."""
         if intent.args.get("check") == NODE_LOSS:
-            return node.status.base != "DOWN"
-        return intent.incident_id is not None and self._clock() - intent.created_at > CONFIRM_WITHIN_S
+            back = node.status.base != "DOWN"
+            return f"{node.name} is {node.state_text} by now, and no newer evidence speaks against it" if back else ""
+        age = self._clock() - intent.created_at
+        return f"it was called for {age / 60:.0f} min ago and could not be done since" if age > CONFIRM_WITHIN_S else ""
 
     async def _comment(self, intent: Intent) -> Outcome:
         name, text = str(intent.args["node"]), str(intent.args["text"])
