@@ -28,7 +28,7 @@ FENCED = "fenced"
 def recovering(view: JobView, world: World, settings: Settings, now: float) -> Decision:
     """Decide for a job with a failure."""
     moved = endings.launch_moved_on(view, now)
-    if moved is not None:
+    if moved is not None and not (_ending(view) and moved.state is JobState.RUNNING):
         return moved
     incident = view.incident
     if incident is None:
@@ -65,7 +65,8 @@ def _launcher_first(view: JobView, incident: Incident, world: World, settings: S
     if report is None or launch is None or report.phase != LauncherPhase.RUNNING or launch.epoch > incident.epoch:
         return None
     if incident.data.get("detected_by") == "launcher-silent":
-        return _false_alarm(view, incident, now) if view.report_at > _opened(incident) else None
+        alive = view.report_at > _opened(incident) and not _ending(view)
+        return _false_alarm(view, incident, now) if alive else None
     return None if silent else _end_launch(view, incident, launch.epoch, settings, now)
 
 
@@ -118,7 +119,8 @@ def _restart(
     over = job is Absence.ABSENT or (isinstance(job, SlurmJob) and facts.ended(job))
     if over:
         return _new_attempt(view, incident, world, now)
-    if incident.data.get("plan", {}).get("new_attempt") or (isinstance(job, SlurmJob) and facts.requeued(job)):
+    requeued = isinstance(job, SlurmJob) and facts.requeued(job)
+    if incident.data.get("plan", {}).get("new_attempt") or requeued or _ending(view):
         return _end_allocation(view, now)
     if job is Absence.UNKNOWN:
         return stay(view, facts.why_unknown(view, world), wants=(Want(kind="slurm", since=now),))
@@ -251,12 +253,17 @@ def _order(view: JobView, incident: Incident, nodes: list[str], now: float) -> D
 # --- a new attempt ----------------------------------------------------------------------------------------------------
 
 
+def _ending(view: JobView) -> bool:
+    """Whether the allocation is being ended. What is recorded will be done, if Slurm answers only tomorrow: a launcher
+    that is heard of again meanwhile, and its program, are past saving."""
+    return view.intent(facts.cancel_key(view.attempt)) is not None
+
+
 def _end_allocation(view: JobView, now: float) -> Decision:
-    cancel = view.intent(facts.cancel_key(view.attempt))
     return stay(
         view,
         f"ending Slurm job {view.attempt.slurm_job_id} before a new attempt",
-        intents=() if cancel is not None else (endings.cancel_intent(view, now),),
+        intents=() if _ending(view) else (endings.cancel_intent(view, now),),
         wants=(Want(kind="slurm", since=now),),
     )
 

@@ -1,0 +1,59 @@
+"""An allocation that is being ended is past saving: what is recorded will be done, whenever Slurm answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tol_views import NOW, recorded, views, worlds
+from tol_world import SimWorld, quick_settings
+from transom_sql.records import Intent
+
+from transomd.tol.decide import decide
+from transomd.words import IntentState, JobState
+
+SITE = quick_settings()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[SimWorld]:
+    made = SimWorld()
+    await made.start_daemon()
+    yield made
+    await made.close()
+
+
+async def test_a_launcher_that_is_heard_again_does_not_hide_that_its_job_will_be_cancelled(world: SimWorld) -> None:
+    """Its way to the daemon was cut, the job was given up, and scancel still waits for slurmctld: it will be done."""
+    world.steps = 300
+    await world.submit({"spares": 0})
+    await world.until(lambda: world.job().data.get("step", 0) > 3)
+    launcher = world.launchers[0]
+    launcher.deaf_until = world.now + 120
+    world.slurm.outage(180, "cancel")
+    await world.until(lambda: world.store.intents(kinds=["cancel"]), "the allocation is given up", 120)
+    await world.until(lambda: world.now > launcher.deaf_until + 20, "the launcher is heard again", 120)
+    assert world.state() is JobState.RECOVERING, world.story()
+    assert await world.end(within_s=2000) is JobState.COMPLETED, world.story()
+    assert len(world.store.attempts(1)) == 2, world.story()
+    assert not any("nothing was done" in event.message for event in world.events()), world.story()
+    world.check()
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_no_recovery_goes_on_in_an_allocation_that_is_being_ended(data: st.DataObject) -> None:
+    view = data.draw(views().filter(lambda v: v.state is JobState.RECOVERING and not v.job.cancel_requested_by))
+    key = f"cancel:1:{view.attempt.number}"
+    cancel = Intent(key=key, kind="cancel", state=IntentState.PENDING.value, created_at=NOW, job_id=1)
+    view = replace(view, intents={**view.intents, key: cancel})
+    world = data.draw(worlds(view.attempt))
+    for _ in range(50):
+        decision = decide(view, world, SITE, NOW)
+        if not decision.writes(view):
+            break
+        view = recorded(view, decision)
+        assert view.state is not JobState.RUNNING, view.job
