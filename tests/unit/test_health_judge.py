@@ -140,7 +140,9 @@ def test_a_lost_gpu_is_unfit_even_when_nobody_counts(rows: int) -> None:
 def test_a_driver_that_does_not_match_is_unfit_where_gpus_are_expected() -> None:
     text = "Failed to initialize NVML: Driver/library version mismatch"
     found = facts() | {"gpus": {"error": text, "kind": "failed", "notes": [text]}}
-    assert outcome("gpu-count", found) is UNFIT
+    result = one("gpu-count", found)
+    assert result is not None
+    assert (result.outcome, result.signature) == (UNFIT, "NVML-MISMATCH")
     assert outcome("gpu-count", found, allocated_gpus=None) is UNKNOWN
 
 

@@ -280,6 +280,16 @@ async def test_an_xid_found_while_the_program_runs_ends_the_launch(world: SimWor
     assert world.incidents()[0].failure_class == "gpu-hardware"
 
 
+async def test_a_driver_that_is_replaced_under_a_program_ends_no_launch(world: SimWorld) -> None:
+    """As an unattended upgrade does on every node: only a new program could not start there."""
+    world.steps = 60
+    await world.submit()
+    found = ["gpu-count:NVML-MISMATCH"]
+    world.at_step(8, lambda _: world.unfit.update(dict.fromkeys(["n1", "n2", "n3", "n4"], found)))
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert (len(world.launched), world.incidents()) == (1, []), world.story()
+
+
 async def test_a_spare_found_unfit_during_recovery_is_not_used(world: SimWorld) -> None:
     await world.submit({"nodes": 3, "spares": 2})
 

@@ -143,7 +143,7 @@ class Guarded:
 class SimWorld:
     """The site. ``off`` nodes have no power, ``cut`` ones no network, ``unheard`` ones no agent.
 
-    ``unfit`` maps nodes to checks that fail there.
+    ``unfit`` maps nodes to checks that fail there, each with its signature after a colon, if it has one.
     """
 
     def __init__(
@@ -493,8 +493,11 @@ class SimReach:
             told(NodeReport(node=node, at=self._world.now, reached=False, error="no route to host"))
 
     def _report(self, node: str) -> NodeReport:
-        failed = self._world.unfit.get(node, [])
-        results = [CheckResult(check=c, outcome=Outcome.UNFIT, evidence=f"{c} is bad") for c in failed]
+        failed = [told.partition(":") for told in self._world.unfit.get(node, [])]
+        results = [
+            CheckResult(check=check, outcome=Outcome.UNFIT, evidence=f"{check} is bad", signature=signature)
+            for check, _, signature in failed
+        ]
         results.append(CheckResult(check="disk", outcome=Outcome.FIT))
         return NodeReport(node=node, at=self._world.now, reached=True, results=tuple(results))
 

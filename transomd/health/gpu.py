@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from os.path import basename
 from typing import Any
 
@@ -11,7 +12,10 @@ from transomd.health.types import CheckResult
 from transomd.words import Outcome
 
 _LOST = re.compile(r"Unable to determine the device handle for GPU\s?\S+: (?:Unknown Error|GPU is lost)|GPU is lost")
-_UNUSABLE = re.compile(r"No devices were found|Driver/library version mismatch")
+_NONE = re.compile(r"No devices were found")
+_MISMATCH = re.compile(r"Driver/library version mismatch")
+MISMATCH = "NVML-MISMATCH"
+"""The signature of a driver whose libraries were replaced: no program can start, and those that run go on."""
 
 _THROTTLE = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "hardware power brake"}
 """Bits of ``clocks_event_reasons.active`` (nvml.h) that mean trouble. Power cap (0x4), idle, application clocks,
@@ -39,8 +43,9 @@ def count(facts: Facts, expected: int | None) -> CheckResult | None:
     if _LOST.search(text):
         return _lost(facts, limit, text)
     if "error" in facts:
-        if expected and _UNUSABLE.search(text):
-            return _answer(check, Outcome.UNFIT, "0", limit, text)
+        if expected and (_NONE.search(text) or _MISMATCH.search(text)):
+            signature = MISMATCH if _MISMATCH.search(text) else ""
+            return replace(_answer(check, Outcome.UNFIT, "0", limit, text), signature=signature)
         return _failed(check, facts, expected)
     if expected is None:
         return None

@@ -11,6 +11,7 @@ from dataclasses import replace
 from transom_slurm.nodesets import fold
 from transom_slurm.types import SlurmJob
 
+from transomd.health.gpu import MISMATCH
 from transomd.settings import Settings
 from transomd.tol import endings, facts, gate, recover
 from transomd.tol.attempts import first_attempt, submit_intent
@@ -21,6 +22,8 @@ from transomd.words import IntentState, JobState, LauncherPhase
 
 FATAL_WHILE_RUNNING = frozenset({"gpu-count", "xid"})
 """Checks whose failure ends a running launch. Others (space, clock, throttling) wait for the next restart."""
+LETS_RUN = frozenset({MISMATCH})
+"""Signatures of what keeps only a new program from starting: an update of the driver, on every node within minutes."""
 
 
 def decide(view: JobView, world: World, settings: Settings, now: float) -> Decision:
@@ -114,7 +117,7 @@ def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) ->
     if not interval or not view.spec.health.probe:
         return stay(view, reason)
     for node, found in facts.probed(world, nodes, launch.started_at).items():
-        fatal = [r for r in found.unfit if r.check in FATAL_WHILE_RUNNING]
+        fatal = [r for r in found.unfit if r.check in FATAL_WHILE_RUNNING and r.signature not in LETS_RUN]
         if fatal:
             why = f"{node}: {fatal[0].check}: {fatal[0].evidence or fatal[0].value}"
             return endings.open_incident(view, now, detected_by="probe", detected_at=found.at, reason=why)
