@@ -167,6 +167,7 @@ async def test_what_may_still_be_coming_is_looked_for_twice(more: dict[str, Any]
 
 async def test_what_does_not_come_is_submitted_again() -> None:
     slurm = Slow([[], []])
-    first = await actor(slurm).perform(submission(tries=1), view())
-    again = await actor(slurm).perform(submission(tries=2, outcome=first.data), view())
+    made = actor(slurm)
+    first = await made.perform(submission(tries=1), view())
+    again = await made.perform(submission(tries=2, outcome=first.data), view())
     assert again.data["slurm_job_id"] == 7

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from tol_launcher import TOKEN, SimLauncher, SimRun
-from transom_slurm.errors import SlurmUnavailable
+from transom_slurm.errors import SlurmRejected, SlurmUnavailable
 from transom_slurm.fake import FakeSlurm
 from transom_slurm.types import SlurmJob, SubmitRequest
 from transom_sql.engine import memory_store
@@ -71,6 +71,12 @@ class Cluster(FakeSlurm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.accepted: list[str] = []
+        self.refuses_to_leave_out = False
+
+    async def submit(self, request: SubmitRequest) -> int:
+        if self.refuses_to_leave_out and any(option.startswith("--exclude=") for option in request.options):
+            raise SlurmRejected("sbatch", "Requested node configuration is not available")
+        return await super().submit(request)
 
     def _accept(self, request: SubmitRequest) -> int:
         self.accepted.append(request.name)

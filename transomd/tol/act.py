@@ -34,6 +34,9 @@ FRESH_S = 3.0
 """Age up to which a submission was certainly not begun before, by a daemon that was killed."""
 SETTLE_S = 3.0
 """How long slurmctld, when it answers again, may take to act on an sbatch that it had not read before."""
+REFUSED_FOR_S, REFUSED_AGAIN_S = 86400.0, 60.0
+"""How long, and how often, an attempt is offered again that Slurm refuses of a job which it took before: a limit of the
+user's that is reached, or a partition that is closed, passes."""
 
 
 class Reach(Protocol):
@@ -71,6 +74,8 @@ class Actor:
         self._reach = reach
         self._settings = settings
         self._clock = clock
+        self._since = clock()
+        self._looked: set[str] = set()
 
     def use(self, settings: Settings) -> None:
         """Go on with other settings."""
@@ -123,19 +128,33 @@ class Actor:
         if found:
             # The first one that still lives claims the attempt; a second would be turned away at the gate.
             first = min(found, key=lambda job: (ended(job), job.job_id))
+            self._looked.discard(intent.key)
             return _submitted(first.job_id, first.submit_time)
         if self._may_be_coming(intent):
-            return Outcome(state=IntentState.PENDING, data={"looked_at": self._clock()}, again_s=SETTLE_S)
+            kept = intent.outcome if "refused" in intent.outcome else {}
+            return Outcome(state=IntentState.PENDING, data={**kept, "looked_at": self._clock()}, again_s=SETTLE_S)
+        if view.job.cancel_requested_by:
+            return _failed("it was cancelled before Slurm took it")
         request = self._reach.submission(view, int(intent.args["attempt"]))
         try:
-            return _submitted(await self._slurm.submit(request), self._clock())
+            number = await self._slurm.submit(request)
         except (SlurmRejected, SlurmDenied) as error:
-            return _failed(error.cause, error.hint)
+            if int(intent.args["attempt"]) == 1 or self._clock() - intent.created_at > REFUSED_FOR_S:
+                return _failed(error.cause, error.hint)
+            told = {"refused": True, "error": error.cause, "without": list(view.attempt.excluded)}
+            return Outcome(state=IntentState.PENDING, data=told, again_s=REFUSED_AGAIN_S)
+        self._looked.discard(intent.key)
+        return _submitted(number, self._clock())
 
     def _may_be_coming(self, intent: Intent) -> bool:
-        """Whether an earlier sbatch may still lie before slurmctld unread: then look once more, a little later."""
-        begun = intent.tries > 0 or self._clock() - intent.created_at > FRESH_S
-        return begun and "looked_at" not in intent.outcome
+        """Whether an earlier sbatch may still lie before slurmctld unread: then look once more, a little later.
+
+        What an earlier daemon recorded it may have begun, and begun again after it had looked.
+        """
+        begun = intent.tries > 0 or self._clock() - intent.created_at > FRESH_S or intent.created_at < self._since
+        looked = "looked_at" in intent.outcome and intent.key in self._looked
+        self._looked.add(intent.key)
+        return begun and not looked
 
     async def _cancel(self, intent: Intent, view: JobView | None) -> Outcome:
         """End a Slurm job; done when Slurm says that it is over."""

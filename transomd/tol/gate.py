@@ -9,7 +9,7 @@ from dataclasses import replace
 from transom_slurm.nodesets import fold
 from transom_slurm.stuck import waits_for_person
 from transom_slurm.types import JobBase, SlurmJob
-from transom_sql.records import Event, Incident
+from transom_sql.records import Event, Incident, Intent
 
 from transomd.api.wire import LauncherReport
 from transomd.health.types import NodeReport
@@ -69,6 +69,8 @@ def submission(view: JobView, now: float) -> Decision:
     if intent is None:
         return stay(view, "submitting to Slurm", intents=(submit_intent(view.attempt, now),))
     if intent.state == IntentState.PENDING:
+        if "refused" in intent.outcome:
+            return _refused(view, intent, now)
         why = str(intent.outcome.get("error", ""))
         return stay(view, f"submitting to Slurm{': ' + why if why else ''}")
     if intent.state != IntentState.DONE:
@@ -91,6 +93,21 @@ def submission(view: JobView, now: float) -> Decision:
         attempts=(with_data(attempt, known_at=now),),
         events=(facts.event(view, now, "queued", f"attempt {attempt.number} is Slurm job {job_id}"),),
     )
+
+
+def _refused(view: JobView, offer: Intent, now: float) -> Decision:
+    """Slurm took the job before: what stands in its way now may pass, or a person puts it right."""
+    attempt, why, without = view.attempt, str(offer.outcome["error"]), offer.outcome.get("without")
+    if without and "node" in why.lower():
+        said = f"Slurm refuses attempt {attempt.number} without {fold(without)} ({why}); the next offer leaves none out"
+        allowed = (replace(attempt, excluded=()),) if attempt.excluded else ()
+        return stay(view, said, attempts=allowed, events=(facts.event(view, now, "attempt", said),) if allowed else ())
+    reason = (
+        f"Slurm refuses attempt {attempt.number} ({why}); it is offered again every minute, for a day. "
+        f"Put that right, or give the job up: transom cancel {view.job.id}"
+    )
+    events = () if view.state is JobState.HELD else (facts.event(view, now, "held", reason),)
+    return Decision(state=JobState.HELD, reason=reason, events=events)
 
 
 def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> Decision:
