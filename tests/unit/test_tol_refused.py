@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tol_world import SimWorld
+from tol_world import SimWorld, quick_settings
 from transom_slurm.errors import SlurmRejected
 from transom_slurm.fake_world import SubmitFate
 from transom_slurm.types import SlurmJob, SubmitRequest
@@ -55,6 +55,21 @@ async def test_what_is_refused_for_the_nodes_left_out_is_offered_with_all_of_the
     assert await world.end() is JobState.COMPLETED, world.story()
     assert "the next offer leaves none out" in world.story()
     assert world.events("held") == [], world.story()
+    assert world.store.attempts(1)[-1].excluded == ()
+    await world.close()
+
+
+async def test_only_nodes_of_the_jobs_own_partition_count_as_left() -> None:
+    """The job names none, so Slurm's default is its own; it would wait for ever without the one node that is blamed."""
+    partitions = {"gpu": ["n1", "n2", "n3"], "cpu": ["n4", "n5", "n6"]}
+    world = SimWorld(6, partitions=partitions, settings=quick_settings(drain={"node_loss": "observe"}))
+    await world.start_daemon()
+    await world.submit({"spares": 0})
+    world.at_step(8, lambda _: world.power_loss("n2"))
+    await world.until(lambda: len(world.store.attempts(1)) == 2, "a second attempt")
+    world.off.clear()
+    world.slurm.heal_node("n2")
+    assert await world.end() is JobState.COMPLETED, world.story()
     assert world.store.attempts(1)[-1].excluded == ()
     await world.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from transom_slurm.types import SlurmNode
+from collections.abc import Mapping
+
+from transom_slurm.types import SlurmJob, SlurmNode
 from transom_sql.records import Attempt, Incident, Intent
 
 from transomd.tol import facts
@@ -35,13 +37,23 @@ def _excluded(view: JobView, world: World, now: float) -> tuple[str, ...]:
     nodes = world.slurm.nodes
     if nodes is None:
         return tuple(excluded)
-    wanted = set(view.spec.partition.split(",")) if view.spec.partition else set()
+    wanted = _partitions(view, world, nodes)
     pool = {n.name for n in nodes.values() if _in_service(n) and (not wanted or wanted & set(n.partitions))}
     # sbatch refuses a whole request for one name that it does not know.
     excluded = [n for n in excluded if n in nodes and not (n in blamed and _lifted(view, blamed[n], nodes[n]))]
     while excluded and len(pool - set(excluded)) < view.spec.total_nodes:
         excluded.pop(0)
     return tuple(excluded)
+
+
+def _partitions(view: JobView, world: World, nodes: Mapping[str, SlurmNode]) -> set[str]:
+    """Return the partitions whose nodes the job may get; none known: any. One that names none gets Slurm's default."""
+    job = world.slurm.job(view.attempt)
+    named = view.spec.partition or (job.partition if isinstance(job, SlurmJob) else "")
+    if named:
+        return set(named.split(","))
+    had = [set(nodes[n].partitions) for n in view.attempt.nodes if n in nodes]
+    return set.intersection(*had) if had else set()
 
 
 def _in_service(node: SlurmNode) -> bool:
