@@ -104,8 +104,7 @@ def _from_slurm(view: JobView, world: World, job: SlurmJob | Absence, now: float
     known = world.slurm.nodes or {}
     records = [known[n] for n in view.attempt.nodes if n in known]
     if isinstance(job, SlurmJob) and facts.ended(job):
-        ours = view.intent(facts.cancel_key(view.attempt)) is not None
-        yield from detect.slurm_job(job, records, now, ours=ours)
+        yield from detect.slurm_job(job, records, now, ours=facts.ended_by_us(view, world))
         if _warned_of_limit(view, job):
             yield _time_limit(job, now)
     else:

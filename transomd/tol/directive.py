@@ -14,6 +14,9 @@ FAST_POLL_S = 0.5
 
 def directive(view: JobView, report: LauncherReport, settings: Settings) -> Directive:
     """Answer one report. Only the recorded attempt, in its recorded Slurm job and generation, is let through."""
+    if ahead(view, report) and not view.job.cancel_requested_by:
+        said = f"attempt {report.attempt} is not recorded yet; what runs goes on, and nothing is started"
+        return Directive(gate="hold", poll_s=settings.watch.report_s, message=said)
     refusal = _refusal(view, report)
     if refusal:
         return Directive(gate="refuse", message=refusal)
@@ -35,6 +38,14 @@ def directive(view: JobView, report: LauncherReport, settings: Settings) -> Dire
     )
 
 
+def ahead(view: JobView, report: LauncherReport) -> bool:
+    """Whether a launcher is of a later attempt than any that is recorded: the database was restored from a backup.
+
+    That must end no program: the attempt is recorded again once Slurm has shown its job (:func:`facts.overtaken`).
+    """
+    return not view.attempts or report.attempt > view.attempt.number
+
+
 def _grant(view: JobView, settings: Settings) -> Grant:
     """Never more than the job's own budget has left."""
     left = max(0, view.spec.policy.max_restarts - restarts_spent(view.incidents))
@@ -42,7 +53,7 @@ def _grant(view: JobView, settings: Settings) -> Grant:
 
 
 def _refusal(view: JobView, report: LauncherReport) -> str:
-    if not view.attempts or report.attempt != view.attempt.number:
+    if report.attempt != view.attempt.number:
         return f"attempt {report.attempt} is not the current one"
     known = view.attempt.slurm_job_id
     if known is not None and report.slurm_job_id != known:

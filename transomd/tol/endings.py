@@ -261,7 +261,7 @@ def final_end(view: JobView, world: World, job: SlurmJob, now: float) -> Decisio
     base = job.status.base.value
     if base == "COMPLETED":
         return completed(view, now)
-    if base != "CANCELLED" or view.intent(facts.cancel_key(view.attempt)) is not None:
+    if base != "CANCELLED" or facts.ended_by_us(view, world):
         return None
     if world.slurm.nodes is not None and prolog_failed(view, world, job):
         return None

@@ -86,6 +86,22 @@ def slurm_job(view: JobView, world: World, now: float) -> SlurmJob | Absence:
     return job if sure else Absence.UNKNOWN
 
 
+def ended_by_us(view: JobView, world: World) -> bool:
+    """Whether it was transom that cancelled the attempt's Slurm job, and no person."""
+    return view.intent(cancel_key(view.attempt)) is not None or overtaken(view, world)
+
+
+def overtaken(view: JobView, world: World) -> bool:
+    """Whether Slurm runs a later attempt of the job than any that is recorded: the database was restored.
+
+    Then it was transom that ended the recorded one, and no person.
+    """
+    base, number = view.attempt.tag.rsplit("-", 1)[0], view.attempt.number
+    later = [job for job in (world.slurm.jobs or {}).values() if job.user == view.job.user and not ended(job)]
+    numbers = [job.name.removeprefix(f"{base}-") for job in later if job.name.startswith(f"{base}-")]
+    return any(told.isascii() and told.isdigit() and int(told) > number for told in numbers)
+
+
 def why_unknown(view: JobView, world: World) -> str:
     """Say why nothing is known about the job's Slurm job."""
     if world.slurm.job(view.attempt) is Absence.ABSENT:

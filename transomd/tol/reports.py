@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from transomd.api.wire import Directive, LauncherReport
 from transomd.errors import NotFoundError
-from transomd.tol.directive import directive
+from transomd.tol.directive import ahead, directive
 from transomd.tol.docket import Docket, Pace
 from transomd.tol.draining import Books
 from transomd.tol.plausible import known_nodes, plausible
@@ -68,7 +68,8 @@ class Reports:
     async def take(self, report: LauncherReport) -> Directive:
         """Take what can be true of a report, and answer it."""
         view = self._docket.views.get(report.job_id)
-        if view is not None and directive(view, report, self._books.settings).gate != "refuse":
+        known = view is not None and not ahead(view, report)
+        if view is not None and known and directive(view, report, self._books.settings).gate != "refuse":
             await self._hear(view, report)
         view = self._docket.views.get(report.job_id) or await self._books.db(self._docket.read, report.job_id)
         assert view is not None
