@@ -499,3 +499,17 @@ def test_a_node_that_is_down_is_lost_though_srun_only_says_that_it_cannot_start_
     srun = log(line, at=T - 30, file="srun.log")
     assert judge([*srun, down("n3")]).failure_class is FailureClass.HOST
     assert judge(srun).failure_class is FailureClass.LAUNCHER
+
+
+def test_a_missing_library_on_one_node_of_a_job_that_has_run_is_that_nodes_mount() -> None:
+    """A restart on a spare whose mount is missing must not end a job of weeks; what never ran is its user's."""
+    missing = raised("ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory", 2)
+    lost = judge([down("n4")])
+    first = judge(missing)
+    assert (first.action, first.blame) == (Action.STOP, Blame.PROGRAM)
+    later = judge(missing, [lost])
+    assert (later.action, later.blame, later.nodes) == (Action.RESTART, Blame.UNKNOWN, ())
+    again = judge(missing, [lost, later])
+    assert (again.action, again.blame, again.nodes) == (Action.EXCLUDE, Blame.NODE, ("n2",))
+    everywhere = [one for rank in range(8) for one in raised("ModuleNotFoundError: No module named 'x'", rank)]
+    assert judge(everywhere, [lost]).action is Action.STOP

@@ -177,6 +177,8 @@ def launch(epoch: int, last_step: int | None, seconds: float = 60.0) -> Launch:
     [
         (FailureClass.CANCELLED, Blame.EXTERNAL, 0, Action.NONE),
         (FailureClass.CONFIG, Blame.PROGRAM, 0, Action.STOP),
+        (FailureClass.CONFIG, Blame.UNKNOWN, 0, Action.RESTART),
+        (FailureClass.CONFIG, Blame.NODE, 1, Action.EXCLUDE),
         (FailureClass.USER_CODE, Blame.PROGRAM, 0, Action.STOP),
         (FailureClass.USER_CODE, Blame.UNKNOWN, 0, Action.RESTART),
         (FailureClass.PREEMPTION, Blame.EXTERNAL, 3, Action.RESTART),

@@ -38,7 +38,7 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule(failure_class=FailureClass.CANCELLED, action=Action.NONE),
-    Rule(failure_class=FailureClass.CONFIG, action=Action.STOP),
+    Rule(failure_class=FailureClass.CONFIG, blame=Blame.PROGRAM, action=Action.STOP),
     Rule(failure_class=FailureClass.PREEMPTION, action=Action.RESTART),
     Rule(failure_class=FailureClass.TIME_LIMIT, action=Action.RESTART),
     Rule(failure_class=FailureClass.STORAGE, asked=Action.ROLLBACK, action=Action.ROLLBACK),
