@@ -98,7 +98,8 @@ class CommandClient:
     """Implements :class:`~transom_slurm.client.SlurmClient` with Slurm's commands.
 
     ``env`` is the environment of queries (:func:`~transom_slurm.runner.clean_env`), ``unavailable`` are more pieces of
-    messages that mean *unknown*, ``at_once`` bounds the commands that run at the same time.
+    messages that mean *unknown*, ``at_once`` bounds the queries that run at the same time, and the
+    changes: apart, so that many an sbatch that hangs keeps nobody from looking.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class CommandClient:
         self._env = dict(env) if env is not None else clean_env()
         self._deadlines = deadlines
         self._unavailable = (*UNAVAILABLE, *(text.lower() for text in unavailable))
-        self._turn = asyncio.Semaphore(at_once)
+        self._asking, self._changing = asyncio.Semaphore(at_once), asyncio.Semaphore(at_once)
 
     async def jobs(self) -> Mapping[int, SlurmJob]:
         token = new_token()
@@ -225,8 +226,10 @@ class CommandClient:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         user: UserIdentity | None = None,
+        *,
+        turn: asyncio.Semaphore | None = None,
     ) -> Completed:
-        async with self._turn:
+        async with turn or self._changing:
             return await self._runner(
                 argv, stdin=stdin, env=self._env if env is None else env, timeout=deadline, cwd=cwd, user=user
             )
@@ -237,7 +240,7 @@ class CommandClient:
         ``silent_if`` is a piece of a message by which this command says that there is nothing to list.
         """
         try:
-            done = await self._run(argv, self._deadlines.query)
+            done = await self._run(argv, self._deadlines.query, turn=self._asking)
         except CommandError as error:
             raise SlurmUnavailable(argv[0], str(error), hint="scontrol ping") from None
         said = done.stderr.strip()

@@ -278,3 +278,21 @@ async def test_few_commands_run_at_once() -> None:
     client = CommandClient(slow, env={}, at_once=3)
     await asyncio.gather(*(client.cancel(i) for i in range(12)))
     assert most == 3
+
+
+async def test_submissions_that_hang_keep_nobody_from_looking() -> None:
+    """As with a job_submit plugin that waits for a dead server: the loop must go on for all other jobs."""
+    for_ever = asyncio.Event()
+
+    async def runner(argv: Sequence[str], **_: Any) -> Completed:
+        if argv[0] == "sbatch":
+            await for_ever.wait()
+        return Completed(tuple(argv), 0, "", "", 0.0)
+
+    client = CommandClient(runner, env={}, at_once=2)
+    submissions = [asyncio.create_task(client.submit(REQUEST)) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(client.jobs(), 30) == {}
+    for task in submissions:
+        task.cancel()
+    await asyncio.gather(*submissions, return_exceptions=True)
