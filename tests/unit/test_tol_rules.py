@@ -176,7 +176,8 @@ def launch(epoch: int, last_step: int | None, seconds: float = 60.0) -> Launch:
     ("failure_class", "blame", "seen", "action"),
     [
         (FailureClass.CANCELLED, Blame.EXTERNAL, 0, Action.NONE),
-        (FailureClass.CONFIG, Blame.PROGRAM, 0, Action.STOP),
+        (FailureClass.CONFIG, Blame.PROGRAM, 0, Action.RESTART),
+        (FailureClass.CONFIG, Blame.PROGRAM, 1, Action.STOP),
         (FailureClass.CONFIG, Blame.UNKNOWN, 0, Action.RESTART),
         (FailureClass.CONFIG, Blame.NODE, 1, Action.EXCLUDE),
         (FailureClass.USER_CODE, Blame.PROGRAM, 0, Action.STOP),
@@ -203,6 +204,11 @@ def test_the_first_row_that_fits_decides(failure_class: FailureClass, blame: Bla
     assert plan.action is action
     assert plan.resume_step == (2 if action is Action.ROLLBACK else None)
     assert plan.bar == (nodes if action is Action.EXCLUDE else ())
+
+
+def test_a_set_up_that_never_worked_is_its_users_at_once() -> None:
+    wrong = verdict(FailureClass.CONFIG, Blame.PROGRAM)
+    assert make_plan(wrong, [], [launch(1, None)], PolicySpec()).action is Action.STOP
 
 
 def test_every_verdict_has_a_row() -> None:

@@ -95,8 +95,9 @@ def make_plan(
     """
     if len(earlier) >= MAX_INCIDENTS:
         return Plan(action=Action.STOP, why=f"{len(earlier)} failures of this job are enough, whatever they were")
-    action, said = _action(verdict, _times_seen(verdict, earlier), way)
-    if action is Action.STOP and _user_budget_left(verdict, earlier, policy):
+    seen = _times_seen(verdict, earlier)
+    action, said = _action(verdict, seen, way)
+    if action is Action.STOP and (_user_budget_left(verdict, earlier, policy) or _has_worked(verdict, seen, launches)):
         action = Action.RESTART
     if action is Action.RESTART and _stuck(verdict, way, policy):
         action, said = Action.ROLLBACK, f"{_back(way)}: {way.tried} launches from there came to no newer checkpoint"
@@ -111,7 +112,7 @@ def make_plan(
     bar = verdict.nodes if verdict.blame is Blame.NODE else ()
     delay = BACKOFF_S[min(idle, len(BACKOFF_S) - 1)]
     if action is Action.WAIT:
-        delay = WAIT_S[min(_times_seen(verdict, earlier), len(WAIT_S) - 1)]
+        delay = WAIT_S[min(seen, len(WAIT_S) - 1)]
     back = way.older if action is Action.ROLLBACK else None
     return Plan(action=action, bar=bar, delay_s=delay, why=verdict.summary, resume_step=back, said=said)
 
@@ -176,6 +177,12 @@ def _user_budget_left(verdict: Verdict, earlier: Sequence[Incident], policy: Pol
     if verdict.failure_class is not FailureClass.USER_CODE:
         return False
     return sum(1 for i in earlier if i.failure_class == FailureClass.USER_CODE) < policy.max_user_restarts
+
+
+def _has_worked(verdict: Verdict, seen: int, launches: Sequence[Launch]) -> bool:
+    """Whether a set-up is called wrong for the first time with which the program has done steps: tried once more."""
+    config = verdict.failure_class is FailureClass.CONFIG
+    return config and not seen and any(launch.last_step is not None for launch in launches)
 
 
 def _counts(incident: Incident) -> bool:
