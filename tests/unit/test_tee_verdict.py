@@ -513,3 +513,38 @@ def test_a_missing_library_on_one_node_of_a_job_that_has_run_is_that_nodes_mount
     assert (again.action, again.blame, again.nodes) == (Action.EXCLUDE, Blame.NODE, ("n2",))
     everywhere = [one for rank in range(8) for one in raised("ModuleNotFoundError: No module named 'x'", rank)]
     assert judge(everywhere, [lost]).action is Action.STOP
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [
+        "ConnectionAbortedError: [Errno 103] Software caused connection abort",
+        "OSError: [Errno 113] No route to host",
+        "OSError: [Errno 101] Network is unreachable",
+        "TimeoutError: [Errno 110] Connection timed out",
+        "EOFError",
+        "RuntimeError: Connection reset by peer",
+        "RuntimeError: Application timeout caused pair closure",
+        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated. ",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL",
+        "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly",
+    ],
+)
+def test_what_those_raise_who_are_left_is_no_fault_of_the_program(exception: str) -> None:
+    verdict = judge(raised(exception, 1))
+    assert (verdict.action, verdict.blame, verdict.nodes) == (Action.RESTART, Blame.UNKNOWN, ()), verdict
+
+
+def test_a_server_outside_that_is_away_is_waited_for() -> None:
+    """A tracker that is down for ten minutes at night, met by one rank, ends no job of weeks."""
+    away = (
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='api.wandb.ai', port=443): Max retries exceeded"
+    )
+    verdict = judge(raised(away, 0))
+    assert (verdict.action, verdict.blame, verdict.failure_class) == (Action.WAIT, Blame.NETWORK, FailureClass.NETWORK)
+
+
+def test_a_monitored_barrier_names_the_rank_that_did_not_come() -> None:
+    came = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 5."
+    verdict = judge([one for rank in (0, 2) for one in raised(f"RuntimeError: Rank {rank} {came}", rank)])
+    assert (verdict.action, verdict.nodes) == (Action.EXCLUDE, ("n3",))
