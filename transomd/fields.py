@@ -101,13 +101,19 @@ def _every(value: object) -> object:
     return value
 
 
-def _steps_or_auto(value: object) -> object:
+def _steps(value: object) -> object:
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value)
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not (whole or value is None or value == "auto"):
-        raise ValueError(f"must be a number of steps of at least 1, or `auto`, got {value!r}")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"must be a number of steps of at least 1, got {value!r}")
     return value
+
+
+def _steps_or_auto(value: object) -> object:
+    try:
+        return value if value == "auto" else _steps(value)
+    except ValueError:
+        raise ValueError(f"must be a number of steps of at least 1, or `auto`, got {value!r}") from None
 
 
 def _longer_than_nothing(value: float) -> float:
@@ -134,6 +140,7 @@ Environment = Annotated[dict[str, Text], AfterValidator(_environment)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 TimeLimit = Annotated[str, AfterValidator(_time_limit)]
 Every = Annotated[str | int | None, BeforeValidator(_every)]
+Steps = Annotated[int | None, BeforeValidator(_steps)]
 StepsOrAuto = Annotated[int | Literal["auto"] | None, BeforeValidator(_steps_or_auto)]
 Rate = Annotated[int, BeforeValidator(_rate)]
 Duration = Annotated[float, BeforeValidator(seconds)]

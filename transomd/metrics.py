@@ -31,7 +31,7 @@ from transomd.tol.goodput import goodput
 from transomd.tol.switches import BUDGET, PAUSE
 from transomd.tol.view import Decision, JobView, SlurmView
 from transomd.tol.watchers import Watcher
-from transomd.words import IntentKind, JobState
+from transomd.words import IntentKind, JobState, Stage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_JOBS = 1000
@@ -206,7 +206,7 @@ class Metrics(Watcher):
             self._goodput.labels(str(number)).set(goodput(view.launches, view.job.created_at, now).share)
             for stage in view.job.data.get("stages", ()):
                 self._stage.labels(str(number), stage["stage"]).set(stage["step"])
-                if "every" in stage:
+                if stage["stage"] == Stage.STORAGE and "every" in stage:
                     self._every.labels(str(number)).set(stage["every"])
 
     def _show_switches(self, switches: Mapping[str, Switch]) -> None:

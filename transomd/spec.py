@@ -25,6 +25,7 @@ from transomd.fields import (
     Pattern,
     PositiveDuration,
     Rate,
+    Steps,
     StepsOrAuto,
     Text,
     TimeLimit,
@@ -47,6 +48,7 @@ class CheckpointSpec(Part):
 
     ``storage_every``: of the steps that are saved, those that it divides go to storage; None: as the program says;
     ``auto``: by measure and by ``node_mttf``, the seconds between two failures of a node (None: built in).
+    ``replica_every``: those that it divides are copied to another node; None: as the program says.
     ``storage_rate`` and ``replica_rate``: bytes per second that each node writes to storage and sends to its partner.
     """
 
@@ -55,6 +57,7 @@ class CheckpointSpec(Part):
     every: Every = None
     storage_every: StepsOrAuto = None
     node_mttf: PositiveDuration | None = None
+    replica_every: Steps = None
     storage_rate: Rate | None = None
     replica_rate: Rate | None = None
 

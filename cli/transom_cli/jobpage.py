@@ -99,6 +99,7 @@ def _checkpoint(job: Json, now: float) -> str:
     for stage in job.get("stages") or () if job.get("finished_at") is None else ():
         if stage["stage"] != Stage.STORAGE:
             text += f"; {Stage(stage['stage']).meaning}: step {stage['step']}, {ago(stage['at'], now)}"
+            text += f" (one in every {stage['every']} steps)" if stage.get("every") else ""
         elif stage.get("every"):
             text += f"; storage gets one in every {stage['every']} steps (auto{_why(stage)})"
     return text

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-STEPS, HELD, STEP_S = 40, 13, 0.4
+STEPS, HELD, STEP_S = 40, 15, 0.4
 
 
 def first_state(rank: int) -> torch.Tensor:

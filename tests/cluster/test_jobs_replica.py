@@ -73,15 +73,17 @@ def all_losses(site: Site, launch: str = "e*") -> dict[int, set[str]]:
 
 
 def test_power_loss_of_a_node_is_made_good_from_the_copy(site: Site) -> None:
-    job = submitted(site, spares=1)
+    job = submitted(site, spares=1, checkpoint="storage_every: 10, replica_every: 3")
     ring = {"n1": "n2", "n2": "n3", "n3": "n1"}
     site.wait(lambda: site.job(job)["copies"] == ring, "who holds whose copy", 30)
     assert site.job(job)["copies_trouble"] == ""
+    assert "(one in every 3 steps)" in " ".join(site.cli("status", str(job)).split())
     site.sandbox.fail("n2", "power")
     check_end(site, job, drained={"n2"})
     went_on = told(site, 2)
     assert {step for step, _ in went_on.values()} == {went_on[0][0]}
     assert went_on[0][0] >= copied.HELD
+    assert went_on[0][0] % 3 == 0
     # n4 takes the place of n2, and has rank 1 from where its copy is; n1 and n3 keep their ranks, and what they staged.
     assert site.detail(job)["launches"][-1]["nodes"] == ["n1", "n4", "n3"]
     assert [where for _, (_, where) in sorted(went_on.items())] == [

@@ -90,6 +90,9 @@ def test_the_page_says_how_often_storage_gets_a_step() -> None:
     stages[1].update(write_s=2.13, step_s=0.5, mttf_s=207_720.0)
     page = " ".join("\n".join(job_page({"job": job}, now=1.0, columns=80)).split())
     assert "steps (auto: a write takes 2.1s, a step 0.5s, and the job's MTTF is 2d09h)" in page
+    stages.append({"stage": "replica", "step": 7, "at": 1.0, "every": 20})
+    page = " ".join("\n".join(job_page({"job": job}, now=1.0, columns=80)).split())
+    assert "on another node: step 7, 0s ago (one in every 20 steps)" in page
     del stages[1]["every"]
     assert "storage gets" not in "\n".join(job_page({"job": job}, now=1.0, columns=80))
 

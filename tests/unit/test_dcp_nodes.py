@@ -17,6 +17,7 @@ from tce_keepers import own_place, wait_for
 from tce_nodes import Node, nodes, on, pair
 
 from transomd.tce.catalogue import list_checkpoints, verify
+from transomd.tce.errors import CheckpointError
 from transomd.tce.manifest import step_folder
 
 torch = pytest.importorskip("torch")
@@ -106,6 +107,27 @@ def test_it_comes_to_storage_while_the_start_that_loaded_it_saves_on_with_more_r
 )
 def test_each_share_is_seen_to_once(held: list[set[int]], count: int, dealt: list[tuple[int, ...]]) -> None:
     assert [task.shares for task in tasks(2, held, count)] == dealt
+
+
+def test_only_the_steps_of_the_interval_are_copied(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSOM_CHECKPOINT_DIR", str(place))
+    monkeypatch.setenv("TRANSOM_CHECKPOINT_REPLICA_EVERY", "2")
+    with nodes(place.parent, 2) as (n1, n2):
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        writer = TransomStorageWriter.from_env(epoch=1, storage_every=1000)
+        for step in (1, 2, 3, 4):
+            dcp.save({"w": torch.arange(10.0)}, storage_writer=writer, checkpoint_id=str(step))
+            assert writer.handle is not None
+            if step % 2:
+                with pytest.raises(CheckpointError, match="another one gets the steps that 2 divides"):
+                    writer.handle.wait("replica")
+            else:
+                writer.handle.wait("replica", timeout=60)
+        assert n2.copies() == [4, 2]
+        tiers.close(place, 0, leave=True)
+    with pytest.raises(CheckpointError, match="replica_every is 'auto'"):
+        TransomStorageWriter(place, replica_every="auto")  # type: ignore[arg-type]
 
 
 class Lost:

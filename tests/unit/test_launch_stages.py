@@ -72,6 +72,14 @@ def test_a_copy_is_as_far_as_the_newest_step_that_all_have() -> None:
     assert newest(told, 2, ((1, 6), 5.0)) == [{"stage": "replica", "step": 6, "epoch": 1, "at": 5.0}]
 
 
+def test_where_not_every_step_is_copied_it_is_told_how_many_are() -> None:
+    told = [{**rank(number), "replica_every": 20} for number in (0, 1)]
+    (copy,) = newest(told, 2, ((1, 40), 5.0))
+    assert copy == {"stage": "replica", "step": 40, "epoch": 1, "at": 5.0, "every": 20}
+    assert LauncherReport.from_json({**REPORT, "stages": [copy]}).stages == [copy]
+    assert "every" not in newest([{**rank(0), "replica_every": 1}], 1, ((1, 40), 5.0))[0]
+
+
 def copying(partner: str = "", problem: str = "", none: str = "") -> dict[str, Any]:
     return {"partner": partner, "replica_problem": problem, "no_partner": none}
 

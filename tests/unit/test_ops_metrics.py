@@ -114,6 +114,7 @@ def test_how_often_storage_gets_a_step_where_that_is_chosen() -> None:
 
     job = view(JobState.RUNNING)
     stages = [{"stage": "memory", "step": 9}, {"stage": "storage", "step": 8, "every": 64}]
+    stages.append({"stage": "replica", "step": 6, "every": 2})
     chosen = replace(job, job=replace(job.job, data={"stages": stages}))
     found = read(Metrics(lambda: NOW), {3: job, 4: chosen})
     assert found[("transom_job_checkpoint_step", "job=4", "stage=storage")] == 8

@@ -19,7 +19,7 @@ from transomd.tce.memory.arena import Arena, staged
 from transomd.tce.memory.slots import EMPTY, STAGED, WRITING, SlotState
 from transomd.tce.memory.tenant import Tenant
 from transomd.tce.replicate import sender
-from transomd.tce.replicate.agreement import Step, Told, agree, missed, writable
+from transomd.tce.replicate.agreement import Step, Told, agree, aimed, missed, writable
 from transomd.tce.replicate.sender import Sender
 from transomd.tce.replicate.standing import LAST_RETRY_S, Standing
 
@@ -85,8 +85,9 @@ def test_what_is_kept_is_not_written_over(
 class Holder:
     """One rank's copies, two slots; takes newer steps at its own pace, as ``Sender`` offers them."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, every: int) -> None:
         self.rank = rank
+        self.every = every
         self.slots = [SlotState(), SlotState()]
         self.keeps: frozenset[Step] = frozenset()
         self.receiving: int | None = None
@@ -102,7 +103,8 @@ class Holder:
             self.slots[self.receiving] = slot(self.slots[self.receiving].step)
             self.receiving = None
             return
-        new = [step for step in range(max(1, saved - 2), saved + 1) if step >= self.aim > self.last]
+        last = [step for step in range(max(1, saved - 2), saved + 1) if step % self.every == 0]
+        new = [step for step in last if step >= self.aim > self.last]
         whole = {at for at, state in enumerate(self.slots) if state.state == STAGED}
         newest = max((step for _, step in self.steps()), default=0)
         free = writable(self.slots, whole, self.keeps, newest < self.aim)
@@ -111,11 +113,13 @@ class Holder:
             self.slots[free[0]] = slot(self.last, WRITING)
 
 
-@pytest.mark.parametrize("ticks_a_save", [2, 5, 40])
+@pytest.mark.parametrize(("ticks_a_save", "every"), [(2, 1), (5, 1), (40, 1), (2, 8), (5, 3)])
 @pytest.mark.parametrize("seed", range(8))
-def test_holders_of_any_pace_and_words_that_come_late_leave_a_common_step_always(seed: int, ticks_a_save: int) -> None:
+def test_holders_of_any_pace_and_words_that_come_late_leave_a_common_step_always(
+    seed: int, ticks_a_save: int, every: int
+) -> None:
     chance = random.Random(seed)
-    holders = [Holder(rank) for rank in range(4)]
+    holders = [Holder(rank, every) for rank in range(4)]
     heard: dict[int, Told] = {}
     anchor: Step | None = None
     anchors: set[Step] = set()
@@ -131,7 +135,7 @@ def test_holders_of_any_pace_and_words_that_come_late_leave_a_common_step_always
         reached = anchor is not None and anchor[1] >= aim
         if reached or missed((1, aim), heard.values(), len(holders)):
             ahead = max(1, ahead // 2) if reached else 2 * ahead
-            aim = saved + ahead
+            _, aim = aimed((1, saved), ahead, every)
         for holder in holders:
             if chance.random() < 0.3:
                 holder.keeps, holder.aim = frozenset(step for step in (anchor, beyond) if step), aim
@@ -211,6 +215,8 @@ class OneRank:
 
     def staged(self) -> list[tuple[Arena, int, SlotState]]:
         return staged([self.arena])
+
+    for_partner = staged
 
     def digested(self, entry: tuple[Arena, int, SlotState]) -> bool:
         return True

@@ -12,7 +12,7 @@ from typing import Any
 
 from transomd.launch.agents import Agents
 from transomd.launch.folder import CheckpointFolder
-from transomd.tce.replicate.agreement import Step, Told, agree, missed
+from transomd.tce.replicate.agreement import Step, Told, agree, aimed, missed
 
 log = logging.getLogger("transom.launcher")
 
@@ -83,7 +83,8 @@ class Agreement:
     def _take_aim(self, told: list[Told], now: float) -> None:
         """Aim anew once all have, and keep, what was aimed at; or once they have missed it, and then further ahead."""
         staged = self._agents.hub.checkpoints(self._agents.alive())
-        stages = [rank["stages"]["memory"] for ranks in staged.values() for rank in ranks if "memory" in rank["stages"]]
+        saving = [rank for ranks in staged.values() for rank in ranks if "memory" in rank["stages"]]
+        stages = [rank["stages"]["memory"] for rank in saving]
         newest = max(((int(one["epoch"]), int(one["step"])) for one in stages), default=None)
         if newest is None:
             return
@@ -94,7 +95,8 @@ class Agreement:
             if not reached and not missed(aim, told, self._world_size):
                 return
             self._pace.learn(reached)
-        self._aim = newest[0], newest[1] + self._pace.ahead
+        every = max(int(rank.get("replica_every") or 1) for rank in saving)
+        self._aim = aimed(newest, self._pace.ahead, every)
 
     def _due(self, node: str, wanted: Any, now: float) -> bool:
         said, at = self._said.get(node, (None, 0.0))

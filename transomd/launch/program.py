@@ -77,6 +77,7 @@ def program_env(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
         "TRANSOM_CHECKPOINT_DIR": spec.checkpoint.dir,
         "TRANSOM_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
         "TRANSOM_CHECKPOINT_STORAGE_EVERY": str(spec.checkpoint.storage_every or ""),
+        "TRANSOM_CHECKPOINT_REPLICA_EVERY": str(spec.checkpoint.replica_every or ""),
         "TRANSOM_CHECKPOINT_NODE_MTTF": str(spec.checkpoint.node_mttf or ""),
         "TRANSOM_RESUME_STEP": "" if plan.resume_step is None else str(plan.resume_step),
         "MASTER_ADDR": plan.nodes[0],

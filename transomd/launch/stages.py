@@ -19,9 +19,9 @@ def newest(told: Iterable[Json], world_size: int, copied: tuple[Step, float] | N
 
     ``told`` is what keepers say of each rank (``Tenant.status``). A stage that not every rank of ``world_size`` has
     reached in one epoch is left out: what some ranks have cannot be resumed from. ``at`` is when the last rank got
-    there. ``copied``: the newest step of which every rank has a copy, as ranks leave out different ones, and when.
-    Where ranks choose by measure how often storage gets a step, it bears ``every``, the longest of their intervals, and
-    what that follows from (``MEASURES``).
+    there. ``copied``: the newest step of which every rank has a copy, as ranks leave out different ones, and when; it
+    bears ``every`` where not every step is to be copied. Where ranks choose by measure how often storage gets a step,
+    that bears ``every``, the longest of their intervals, and what it follows from (``MEASURES``).
     """
     told = list(told)
     by_rank = {one["rank"]: one.get("stages") or {} for one in told}
@@ -32,6 +32,8 @@ def newest(told: Iterable[Json], world_size: int, copied: tuple[Step, float] | N
             if copied is not None:
                 (epoch, step), at = copied
                 found.append({"stage": stage.value, "step": step, "epoch": epoch, "at": at})
+                every = max((int(one.get("replica_every") or 1) for one in told), default=1)
+                found[-1].update({"every": every} if every > 1 else {})
             continue
         there = [stages[stage.value] for stages in by_rank.values() if stage.value in stages]
         if len(there) < world_size or len({one["epoch"] for one in there}) != 1:

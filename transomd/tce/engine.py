@@ -23,7 +23,7 @@ from transomd.tce.memory.link import Link, call
 from transomd.tce.memory.pool import Policy, policy_of
 from transomd.tce.memory.tier import MemoryTier
 from transomd.tce.persist import Writer
-from transomd.tce.schedule import every_of
+from transomd.tce.schedule import Every, every_of
 from transomd.tce.start import begin
 from transomd.tce.store import Store
 
@@ -52,7 +52,8 @@ class CheckpointEngine:
     its own (None: unless TRANSOM_CHECKPOINT_MEMORY is ``off``). ``when_full`` says what a save does when storage is
     slower than the saves: ``latest`` takes the place of the oldest that waits, ``wait`` waits for storage.
     ``storage_every``: with the memory tier, only the steps that it divides are written to storage, and the newest when
-    the program ends; ``auto``: as often as it is worth it, by measure.
+    the program ends; ``auto``: as often as it is worth it, by measure. ``replica_every``: another node gets a copy of
+    the steps that it divides.
     """
 
     def __init__(
@@ -69,13 +70,14 @@ class CheckpointEngine:
         memory: bool | None = None,
         when_full: Policy = "latest",
         storage_every: int | Literal["auto"] = 1,
+        replica_every: int = 1,
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
         self.rank, self.world_size = place(rank, world_size)
         self.keep = at_least(keep, 1, "keep")
         self.resume_step = None if resume_step is None else at_least(resume_step, 0, "resume_step")
         self.strict = strict
-        every = every_of(storage_every)
+        every = Every(every_of(storage_every), at_least(replica_every, 1, "replica_every"))
         self.resumed_from = ""
         self._saved = self._failures = 0
         self._all_replicated = replicated is True
@@ -102,8 +104,8 @@ class CheckpointEngine:
         """The engine that transom's launcher describes in the environment; ``overrides`` are arguments of the class.
 
         Reads TRANSOM_CHECKPOINT_DIR, TRANSOM_EPOCH, TRANSOM_RESUME_STEP (empty: the newest),
-        TRANSOM_CHECKPOINT_KEEP, TRANSOM_CHECKPOINT_STORAGE_EVERY, RANK and WORLD_SIZE. CheckpointError names a variable
-        that is missing or wrong.
+        TRANSOM_CHECKPOINT_KEEP, TRANSOM_CHECKPOINT_STORAGE_EVERY, TRANSOM_CHECKPOINT_REPLICA_EVERY, RANK and
+        WORLD_SIZE. CheckpointError names a variable that is missing or wrong.
         """
         return cls(**{**from_environment(os.environ, overrides), **overrides})
 

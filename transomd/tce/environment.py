@@ -41,6 +41,7 @@ def from_environment(environ: Mapping[str, str], overrides: Mapping[str, Any]) -
         "resume_step": whole_number(environ, "TRANSOM_RESUME_STEP"),
         "keep": whole_number(environ, "TRANSOM_CHECKPOINT_KEEP"),
         "storage_every": _number_or_auto(environ, "TRANSOM_CHECKPOINT_STORAGE_EVERY"),
+        "replica_every": whole_number(environ, "TRANSOM_CHECKPOINT_REPLICA_EVERY"),
     }
     found: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
     for name in ("RANK", "WORLD_SIZE"):

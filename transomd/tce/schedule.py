@@ -44,6 +44,16 @@ def every_of(told: int | Literal["auto"]) -> int:
     return at_least(told, 1, "storage_every")
 
 
+class Every(NamedTuple):
+    """Which steps go on from memory: to storage, as of ``every_of``; to another node those that ``replica`` divides."""
+
+    storage: int = 1
+    replica: int = 1
+
+
+EVERY_STEP = Every()
+
+
 class Measured(NamedTuple):
     """What an interval follows from, in seconds: what a write and a step take, and how long the job works at a time."""
 
@@ -53,7 +63,7 @@ class Measured(NamedTuple):
 
 
 class Fixed:
-    """Storage gets the steps that ``every`` divides."""
+    """A stage gets the steps that ``every`` divides."""
 
     def __init__(self, every: int) -> None:
         self.rule = f"the steps that {every} divides"
@@ -63,10 +73,10 @@ class Fixed:
         """The program saves this step."""
 
     def took(self, busy_s: float) -> None:
-        """Storage was busy so long with a step."""
+        """The stage was busy so long with a step."""
 
     def due(self, step: int) -> bool:
-        """Whether storage is to get this step."""
+        """Whether the stage is to get this step."""
         return step % self._every == 0
 
     def told(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from transomd.tce.errors import CheckpointError, human_bytes, storage_error
 from transomd.tce.files import make_folder
 from transomd.tce.image import PartImage
 from transomd.tce.persist import Writer
+from transomd.tce.schedule import EVERY_STEP, Every
 
 log = logging.getLogger("transom.tce")
 
@@ -23,10 +24,10 @@ log = logging.getLogger("transom.tce")
 class Store:
     """One rank's end of the checkpoint directory. ``token`` tells a claim of its epoch from another program's.
 
-    ``every``: which steps are written to storage while memory holds them all (``schedule.every_of``).
+    ``every``: which steps go to storage, and which to another node, while memory holds them all.
     """
 
-    def __init__(self, writer: Writer, token: str, keep: int, every: int = 1) -> None:
+    def __init__(self, writer: Writer, token: str, keep: int, every: Every = EVERY_STEP) -> None:
         self.writer = writer
         self.token = token
         self.keep = keep

@@ -22,6 +22,7 @@ from transomd.tce.memory.table import Table, aligned
 from transomd.tce.memory.tier import MemoryTier
 from transomd.tce.payload import Payload, bytes_of, plan
 from transomd.tce.persist import Writer
+from transomd.tce.schedule import Every
 from transomd.tce.store import Store
 
 AT_EXIT_S = 60.0
@@ -37,7 +38,7 @@ class Terms:
 
     directory: Path
     keep: int
-    every: int
+    every: Every
     policy: Policy
     token: str
 

@@ -32,12 +32,12 @@ from transomd.tce.manifest import MANIFEST, TensorRecord, step_folder
 from transomd.tce.memory.budget import switched_off
 from transomd.tce.memory.ledger import NoRoom
 from transomd.tce.memory.pool import Policy, policy_of
-from transomd.tce.schedule import every_of
+from transomd.tce.schedule import Every, every_of
 
 log = logging.getLogger("transom.tce")
 _SHARE = "transom: the share of a rank"
 _ALL = 1 << 62
-_ARGUMENTS = ("directory", "epoch", "keep", "storage_every")
+_ARGUMENTS = ("directory", "epoch", "keep", "storage_every", "replica_every")
 
 
 class TransomStorageWriter(StorageWriter):
@@ -47,8 +47,9 @@ class TransomStorageWriter(StorageWriter):
     more; without one, the first save takes the next free number. ``keep``: so many complete checkpoints stay, None:
     all. A save that fails on any rank raises on all.
 
-    ``memory``, ``when_full`` and ``storage_every`` are those of CheckpointEngine: with the memory tier a save is done
-    when every rank's share is in memory that outlives the program; a keeper brings it to other nodes and to storage.
+    ``memory``, ``when_full``, ``storage_every`` and ``replica_every`` are those of CheckpointEngine: with the memory
+    tier a save is done when every rank's share is in memory that outlives the program; a keeper brings it to other
+    nodes and to storage.
     ``handle``, of the save that was done last, tells of these stages. Without the tier a save is done when it is
     durable. In another process than the one that made the writer there is no memory tier.
     """
@@ -62,6 +63,7 @@ class TransomStorageWriter(StorageWriter):
         memory: bool | None = None,
         when_full: Policy = "latest",
         storage_every: int | Literal["auto"] = 1,
+        replica_every: int = 1,
     ) -> None:
         super().__init__()
         self.directory = Path(os.path.abspath(directory))
@@ -69,7 +71,7 @@ class TransomStorageWriter(StorageWriter):
         self.keep = None if keep is None else at_least(keep, 1, "keep")
         self.handle: SaveHandle | None = None
         token = commit.TOKEN if self.epoch is None else ""
-        every = every_of(storage_every)
+        every = Every(every_of(storage_every), at_least(replica_every, 1, "replica_every"))
         self._terms = Terms(self.directory, self.keep or _ALL, every, policy_of(when_full), token)
         self._memory = memory is True or (memory is None and not switched_off(os.environ))
         self._pid = os.getpid()
@@ -82,7 +84,8 @@ class TransomStorageWriter(StorageWriter):
     def from_env(cls, **overrides: Any) -> TransomStorageWriter:
         """The writer that the launcher describes.
 
-        Reads TRANSOM_CHECKPOINT_DIR, TRANSOM_EPOCH, TRANSOM_CHECKPOINT_KEEP and TRANSOM_CHECKPOINT_STORAGE_EVERY.
+        Reads TRANSOM_CHECKPOINT_DIR, TRANSOM_EPOCH, TRANSOM_CHECKPOINT_KEEP, TRANSOM_CHECKPOINT_STORAGE_EVERY and
+        TRANSOM_CHECKPOINT_REPLICA_EVERY.
         """
         found = from_environment(os.environ, {"rank": 0, "world_size": 1, **overrides})
         return cls(**{**{key: value for key, value in found.items() if key in _ARGUMENTS}, **overrides})

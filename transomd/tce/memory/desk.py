@@ -201,10 +201,7 @@ class Desk:
             line.queue({"id": message["id"], "refused": refusal})
             return
         guest.owns = True
-        owner = Owner(
-            guest.world_size, int(message["epoch"]), str(message["token"]), int(message["keep"]), int(message["every"])
-        )
-        tenant.take_over(owner)
+        tenant.take_over(_owner(guest, message))
         newest = max(state.seq for arena in tenant.arenas for state in arena.states())
         told = {"seq": newest, "skips": tenant.skips, "no_partner": self.office.no_partner}
         line.queue({"id": message["id"], **told}, [tenant.arenas[-1].descriptor])
@@ -254,6 +251,12 @@ def _let_go(guest: Guest) -> None:
     for arena, slot, _ in guest.held:
         arena.release(slot)
     guest.held = []
+
+
+def _owner(guest: Guest, message: Message) -> Owner:
+    told = int(message["epoch"]), str(message["token"]), int(message["keep"]), int(message["every"])
+    # A program of an earlier version has every step copied.
+    return Owner(guest.world_size, *told, max(1, int(message.get("replica_every", 1))))
 
 
 def _key(guest: Guest) -> Key:

@@ -17,10 +17,10 @@ Digests = dict[str, tuple[FileRecord, ...]]
 
 
 class Digester:
-    """Digests by slot and save. ``newest`` says what to take next, None when there is nothing; ``told`` hears of it."""
+    """Digests by slot and save. ``following`` says which to take next, None: all are known; ``told`` hears of each."""
 
-    def __init__(self, newest: Callable[[], Entry | None], told: Callable[[], None]) -> None:
-        self._newest = newest
+    def __init__(self, following: Callable[[], Entry | None], told: Callable[[], None]) -> None:
+        self._following = following
         self._told = told
         self._known: dict[tuple[int, int], Digests] = {}
         self._bell, self._end = threading.Event(), threading.Event()
@@ -56,9 +56,8 @@ class Digester:
             self._bell.clear()
             # An arena may be closed under our hands: nobody needs the digests then.
             with contextlib.suppress(ValueError, OSError, AttributeError):
-                newest = self._newest()
-                if newest is not None and not self.known(newest):
-                    self._take(newest, images(newest[0], newest[1], decode(newest[0].table(newest[1]))))
+                while (entry := self._following()) is not None:
+                    self._take(entry, images(entry[0], entry[1], decode(entry[0].table(entry[1]))))
 
     def _take(self, entry: Entry, parts: list[PartImage]) -> Digests:
         arena, slot, state = entry

@@ -1,4 +1,4 @@
-"""Which of a rank's staged steps go to storage, which goes next, and when one that failed is tried again. Pure."""
+"""Which of a rank's staged steps go on, which goes to storage next, and when one that failed is tried again. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
 
 @dataclass(frozen=True)
 class Owner:
-    """The start of the program whose saves the arenas hold; ``every`` as of ``schedule.every_of``."""
+    """The start of the program whose saves the arenas hold; ``every`` is for storage, as of ``schedule.every_of``."""
 
     world_size: int
     epoch: int
     token: str
     keep: int
     every: int = 1
+    replica_every: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ def due(state: SlotState, orders: Orders) -> bool:
     if owner.every == CHOSEN:
         return state.epoch == owner.epoch and state.step in orders.chosen
     return state.step % owner.every == 0
+
+
+def copied(state: SlotState, orders: Orders) -> bool:
+    """Whether another node is to have a copy of this step."""
+    return orders.owner is None or state.step % orders.owner.replica_every == 0
 
 
 def wanted(state: SlotState, orders: Orders, progress: Progress) -> bool:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import time
+from typing import Any
 
 from transomd.tce.memory.link import Link, call
 from transomd.tce.memory.recall import Recall
@@ -59,10 +60,10 @@ class Lease:
         Raises OSError if there is none.
         """
         assert self._link is not None, "a keeper is called first"
-        store, epoch = self._store, self._store.writer.epoch
-        answer, descriptors = self._link.ask(
-            "arena", brought, bytes=size, epoch=epoch, token=store.token, keep=store.keep, every=store.every
-        )
+        store = self._store
+        told: dict[str, Any] = {"epoch": store.writer.epoch, "token": store.token, "keep": store.keep}
+        told |= {"every": store.every.storage, "replica_every": store.every.replica}
+        answer, descriptors = self._link.ask("arena", brought, bytes=size, **told)
         if "refused" in answer:
             self._again_at = time.monotonic() + AGAIN_S
             raise OSError(f"no memory for a copy: {answer['refused']}")

@@ -23,11 +23,11 @@ class NoRoom(CheckpointError):
 class Ledger:
     """The handles of steps that are not in storage yet, and counts of those that are or never will be.
 
-    Storage gets the steps of the ``schedule``, and ``resumed`` (-1: none). ``no_partner``: why no other node holds
-    copies, '' if one does.
+    Storage gets the steps of the ``schedule``, and ``resumed`` (-1: none); another node those of ``copies``, unless
+    ``no_partner`` says why none holds any.
     """
 
-    def __init__(self, epoch: int, schedule: Fixed | Auto) -> None:
+    def __init__(self, epoch: int, schedule: Fixed | Auto, copies: Fixed) -> None:
         self.handles: dict[int, SaveHandle] = {}
         self.unwritten: set[int] = set()
         self.written = self.failed = self.skipped = 0
@@ -37,6 +37,7 @@ class Ledger:
         self.resumed = -1
         self._epoch = epoch
         self.schedule = schedule
+        self._copies = copies
         self._uncopied: dict[int, SaveHandle] = {}
 
     def add(self, handle: SaveHandle) -> None:
@@ -44,6 +45,8 @@ class Ledger:
         handle.in_memory = True
         if self.no_partner:
             handle.never["replica"] = self.no_partner
+        elif not self._copies.due(handle.step):
+            handle.never["replica"] = f"it stays in the memory of its own node; another one gets {self._copies.rule}"
         else:
             self._uncopied[handle.step] = handle
             if len(self._uncopied) > _UNCOPIED:

@@ -15,7 +15,7 @@ from typing import Any
 
 from transomd.tce.memory.arena import Arena, close_aside, staged
 from transomd.tce.memory.digests import Digester, Digests, Entry
-from transomd.tce.memory.due import Owner
+from transomd.tce.memory.due import Owner, copied
 from transomd.tce.memory.persister import Persister, Reached
 from transomd.tce.memory.pins import Pins, Step
 from transomd.tce.memory.table import Table, decode
@@ -122,6 +122,12 @@ class Tenant:
         owner = self._persister.orders.owner
         return owner.world_size if owner else 0
 
+    @property
+    def replica_every(self) -> int:
+        """Another node gets the steps that this divides."""
+        owner = self._persister.orders.owner
+        return owner.replica_every if owner else 1
+
     # --- what is left to be done --------------------------------------------------------------------------------
 
     @property
@@ -176,10 +182,16 @@ class Tenant:
         return self._digester.knows(entry)
 
     def _to_digest(self) -> Entry | None:
-        """What is newest, unless it is being written, which takes the digests by the way."""
-        newest = next(iter(self.staged()), None)
+        """What another node is to have, then what is newest; not what is being written, which takes them by the way."""
         writing = self._persister.watch.writing
-        return None if newest is None or (writing and writing.step == newest[2].step) else newest
+        wanted = [*self.for_partner()[:1], *self.staged()[:1]]
+        new = (entry for entry in wanted if not self._digester.knows(entry))
+        return next((entry for entry in new if writing is None or writing.step != entry[2].step), None)
+
+    def for_partner(self) -> list[Entry]:
+        """Every good staged slot of which another node is to have a copy, newest first. From any thread."""
+        orders = self._persister.orders
+        return [entry for entry in self.staged() if copied(entry[2], orders)]
 
     def replicated(self, step: int, epoch: int) -> None:
         """Note that another node holds a copy of this step. From any thread."""
@@ -214,6 +226,7 @@ class Tenant:
             "skipped": persister.orders.skipped + persister.skipped - persister.orders.heard,
             "every": self._every,
             "measured": self._measured,
+            "replica_every": self.replica_every,
             "problem": trouble.told if trouble else "",
             "problem_since": trouble.since if trouble else 0.0,
         }

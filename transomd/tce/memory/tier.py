@@ -21,7 +21,7 @@ from transomd.tce.memory.link import Link
 from transomd.tce.memory.pool import Opened, Policy, Pool
 from transomd.tce.memory.recall import Recall
 from transomd.tce.memory.table import Table, encode
-from transomd.tce.schedule import schedule_of
+from transomd.tce.schedule import Fixed, schedule_of
 from transomd.tce.store import Store
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class MemoryTier:
 
     def __init__(self, store: Store, policy: Policy, link: Link | None) -> None:
         self.writer = store.writer
-        self.ledger = Ledger(store.writer.epoch, schedule_of(store.every))
+        self.ledger = Ledger(store.writer.epoch, schedule_of(store.every.storage), Fixed(store.every.replica))
         self._pool = Pool(store.writer.epoch, policy, self.ledger)
         self._lease = Lease(store, link)
         self._lock = threading.RLock()

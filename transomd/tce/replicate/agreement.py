@@ -48,6 +48,12 @@ def common(told: Iterable[Told], world_size: int) -> list[Step]:
     return [step for step, ranks in there.items() if ranks >= set(range(world_size))]
 
 
+def aimed(newest: Step, ahead: int, every: int) -> Step:
+    """The aim, at least ``ahead`` steps beyond the ``newest`` that was saved; only what ``every`` divides is copied."""
+    epoch, step = newest
+    return epoch, -(-(step + ahead) // every) * every
+
+
 def missed(aim: Step, told: Iterable[Told], world_size: int) -> bool:
     """Whether every rank has copied something from the aim on, and not all the same."""
     told = list(told)

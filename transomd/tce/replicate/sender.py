@@ -132,13 +132,13 @@ class Sender:
         return False
 
     def _choose(self, tenant: Tenant, standing: Standing) -> Entry | None:
-        """What to copy next of a rank: nothing older than what was copied.
+        """What to copy next of a rank, of what the program wants copied: nothing older than what was copied.
 
         Ranks that copy different steps would share none. So the first one from the aim on; without an aim what another
         node has begun to copy; of several that wait, the one whose number is roundest, which all ranks see alike.
         """
         last = standing.offered(time.monotonic())
-        new = [entry for entry in tenant.staged() if entry[2].order > last]
+        new = [entry for entry in tenant.for_partner() if entry[2].order > last]
         ready = [entry for entry in new if tenant.digested(entry) and not crowded(entry[0], entry[1])]
         aim = self._aim
         if aim is not None and aim[0] == max((entry[2].epoch for entry in ready), default=-1):
