@@ -61,7 +61,7 @@ class Operations:
             return await self._look(operator, observer, why())
 
         async def text() -> bytes:
-            pending = await operator.db(operator.store.intents, states=[IntentState.PENDING.value])
+            pending = await operator.books.db(operator.books.store.intents, states=[IntentState.PENDING.value])
             lost = self._inbox.lost if self._inbox else 0
             return self._metrics.text(
                 operator.views(),
@@ -98,7 +98,7 @@ class Operations:
 
     async def _look(self, operator: Operator, observer: Observer, why: str) -> list[Finding]:
         began = time.monotonic()
-        await operator.db(operator.store.switches)
+        await operator.books.db(operator.books.store.switches)
         took = 1000 * (time.monotonic() - began)
         place = self._settings.daemon.database_url.split("@")[-1]
         found = [Finding(section="daemon", level=Level.OK, text=f"the database {place} answers in {took:.0f} ms")]

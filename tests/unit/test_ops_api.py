@@ -83,7 +83,7 @@ async def test_listing_reads_as_often_for_forty_jobs_as_for_two(
     counts = []
     for more in (2, 38):
         some_jobs(world, more, state)
-        world.operator._watcher = counter = Counter()
+        world.operator.books._watcher = counter = Counter()
         told = await asyncio.to_thread(client.get, "/v1/jobs")
         counts.append(counter.calls)
     assert counts[0] == counts[1] <= 3

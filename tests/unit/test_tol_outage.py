@@ -65,7 +65,7 @@ async def test_a_cycle_that_the_database_fails_is_no_fault_of_the_loops(
 
     async def step() -> str:
         cycles.append(1)
-        await operator.db(operator.store.intents, states=["pending"])
+        await operator.books.db(operator.books.store.intents, states=["pending"])
         return ""
 
     async def rest() -> None:

@@ -40,6 +40,7 @@ class JobRoutes:
         self, operator: Operator, hands: manual.Hands, settings: Settings, clock: Callable[[], float], door: Door
     ) -> None:
         self._operator = operator
+        self._books = operator.books
         self._hands = hands
         self._settings = settings
         self._clock = clock
@@ -63,7 +64,7 @@ class JobRoutes:
     async def _view(self, job_id: int) -> JobView:
         if not 0 < job_id < MAX_ID:
             raise NotFoundError("there is no such job", hint="transom status --all")
-        view = self._operator.view(job_id) or await self._operator.db(self._operator.read, job_id)
+        view = self._operator.view(job_id) or await self._books.db(self._operator.read, job_id)
         if view is None:
             raise NotFoundError(f"job {job_id}: there is no such job", hint="transom status --all")
         return view
@@ -84,27 +85,25 @@ class JobRoutes:
         user = request.query.get("user")
         if not self._door.admin(uid):
             user = user_name(uid)
-        store = self._operator.store
-        jobs = await self._operator.db(store.jobs, states=states, user=user)
+        store = self._books.store
+        jobs = await self._books.db(store.jobs, states=states, user=user)
         if states is not None:
             recent = self._clock() - 86400
-            ended = await self._operator.db(
-                store.jobs, states=[s.value for s in JobState if s.final], user=user, limit=50
-            )
+            ended = await self._books.db(store.jobs, states=[s.value for s in JobState if s.final], user=user, limit=50)
             jobs = [*jobs, *(j for j in ended if (j.finished_at or 0) > recent)]
         # Names may be given to somebody else; a uid's jobs stay that uid's.
         jobs = [job for job in jobs if self._door.admin(uid) or job.uid == uid]
-        latest = await self._operator.db(store.latest, [job.id for job in jobs])
+        latest = await self._books.db(store.latest, [job.id for job in jobs])
         withheld = self._operator.withheld
         return web.json_response({"jobs": [job_line(job, latest[job.id], withheld(job.id)) for job in jobs]})
 
     async def _job(self, request: web.Request) -> web.Response:
         view = await self._own(request)
-        checkpoints = await self._operator.db(self._operator.store.checkpoints, view.job.id)
+        checkpoints = await self._books.db(self._books.store.checkpoints, view.job.id)
         return web.json_response(job_detail_json(view, checkpoints, self._operator.withheld(view.job.id)))
 
     async def _incident(self, request: web.Request) -> web.Response:
-        number, store, db = int(request.match_info["id"]), self._operator.store, self._operator.db
+        number, store, db = int(request.match_info["id"]), self._books.store, self._books.db
         found = await db(store.incident, number) if 0 < number < MAX_ID else None
         if found is None:
             raise NotFoundError(f"incident {number}: there is no such incident", hint="transom history")
@@ -153,7 +152,7 @@ class JobRoutes:
         wait = float(query.get("wait", 0))
         until = self._clock() + (min(wait, MAX_WAIT_S) if math.isfinite(wait) else 0.0)
         while True:
-            events = await self._operator.db(self._operator.store.events, after=after, **wanted)
+            events = await self._books.db(self._books.store.events, after=after, **wanted)
             if events or self._clock() >= until:
                 break
             await asyncio.sleep(0.3)

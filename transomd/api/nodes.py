@@ -32,7 +32,7 @@ class NodeRoutes:
     async def _nodes(self, request: web.Request) -> web.Response:
         uid = self._door.user(request)
         world = self._operator.world()
-        records = {r.name: r for r in await self._operator.db(self._operator.store.nodes)}
+        records = {r.name: r for r in await self._operator.books.db(self._operator.books.store.nodes)}
         ok = world.slurm.nodes is not None
         told = [
             {**node_json(node, records.get(name), world.health.get(name), self._jobs_on(name, uid)), "stale": not ok}

@@ -53,6 +53,7 @@ class OpsRoutes:
     ) -> None:
         self._clock = clock
         self._operator = operator
+        self._books = operator.books
         self._observer = observer
         self._settings = settings
         self._look = look
@@ -136,7 +137,7 @@ class OpsRoutes:
         return told
 
     async def _acts(self) -> list[Finding]:
-        pending = await self._operator.db(self._operator.store.intents, states=[IntentState.PENDING.value])
+        pending = await self._books.db(self._books.store.intents, states=[IntentState.PENDING.value])
         now = self._clock()
         stuck = [i for i in pending if now - max(i.created_at, i.not_before if not i.tries else 0.0) > STUCK_S]
         if not stuck or self._operator.paused:
@@ -147,7 +148,7 @@ class OpsRoutes:
     async def _history(self, request: web.Request) -> web.Response:
         self._admit(request, "history of all jobs")
         node, one = request.query.get("node"), request.query.get("incident")
-        store, db = self._operator.store, self._operator.db
+        store, db = self._books.store, self._books.db
         incidents = await db(store.incidents, limit=KEPT if not (node or one) else None)
         intents = await db(store.intents, kinds=[IntentKind.DRAIN.value, IntentKind.UNDRAIN.value])
         if one is not None:

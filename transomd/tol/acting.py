@@ -12,8 +12,8 @@ from transom_sql.store import Change, StoreError
 
 from transomd.log import about
 from transomd.tol.act import Actor, Outcome
+from transomd.tol.books import Books
 from transomd.tol.clearings import KEY, Clearings
-from transomd.tol.draining import Books
 from transomd.tol.view import JobView
 from transomd.tol.watchers import Watcher
 from transomd.words import IntentKind, IntentState

@@ -7,12 +7,14 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from transom_sql.records import Event, Job
 from transom_sql.store import Change, Conflict, StoreError
 
 from transomd.log import about
+from transomd.settings import Settings
 from transomd.spec import JobSpec
+from transomd.tol.books import Books
 from transomd.tol.decide import decide
-from transomd.tol.draining import Books
 from transomd.tol.observe import Observer
 from transomd.tol.switches import withheld
 from transomd.tol.view import Decision, JobView, World, merged
@@ -64,6 +66,7 @@ class Docket:
         clock: Callable[[], float],
         pace: Pace,
         *,
+        settings: Callable[[], Settings],
         world: Callable[[], World],
         paused: Callable[[], str],
         due: Callable[[float], None],
@@ -74,6 +77,7 @@ class Docket:
         self._watcher = watcher
         self._clock = clock
         self._pace = pace
+        self._settings = settings
         self._world = world
         self._paused = paused
         self._due = due
@@ -94,6 +98,32 @@ class Docket:
         """Return the jobs that are to be looked at by now."""
         now = self._clock()
         return {job_id for job_id, at in self._wakes.items() if at and at <= now}
+
+    def jobs_on(self, node: str) -> list[int]:
+        """Return the active jobs whose current attempt holds a node."""
+        return [i for i, v in self.views.items() if v.attempts and node in v.attempt.nodes and not v.state.final]
+
+    async def add(self, job: Job) -> Job:
+        """Take in a new job, and decide about it."""
+        now = self._clock()
+        said = [Event(at=now, kind="submitted", message=f"{job.user} submitted {job.name}")]
+        if job.uid == 0:
+            why = "it runs as root: its program may do anything to its nodes, and to files on shares that trust root"
+            said.append(Event(at=now, kind="warning", message=why))
+        stored = await self._books.db(self._books.store.add_job, job, said)
+        await self.load(stored.id)
+        await self.settle(stored.id)
+        return stored
+
+    async def cancel(self, job_id: int, who: str) -> bool:
+        """Note that a person wants a job cancelled, and decide about it; False if that is known, or it is over."""
+        view = self.views.get(job_id)
+        if view is None or view.state.final or view.job.cancel_requested_by:
+            return False
+        await self._books.db(self._books.store.commit, Change(job=replace(view.job, cancel_requested_by=who)))
+        await self.load(job_id)
+        await self.settle(job_id)
+        return True
 
     async def settle_all(self, jobs: Iterable[int]) -> int:
         """Decide about jobs; return how often something was recorded."""
@@ -121,7 +151,7 @@ class Docket:
             if view is None:
                 return step
             now = self._clock()
-            decision = decide(view, self._world(), self._books.settings, now)
+            decision = decide(view, self._world(), self._settings(), now)
             self._withheld[job_id] = withheld(view, decision) if self._paused() else ""
             if self._withheld[job_id] or not decision.writes(view):
                 self._attend(view, decision, now)
@@ -136,7 +166,7 @@ class Docket:
         wake_at = decision.wake_at or 0.0
         self._wakes[view.job.id] = wake_at if wake_at > now else 0.0
         if self._observer.meet(decision.wants, view):
-            self._pace.hurry(now, self._books.settings.daemon.cycle_s)
+            self._pace.hurry(now, self._settings().daemon.cycle_s)
 
     async def _record(self, view: JobView, decision: Decision, now: float) -> None:
         moved = decision.state is not view.state

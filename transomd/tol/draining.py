@@ -4,39 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
 
 from transom_sql.records import Event, Incident, Intent, Switch
-from transom_sql.store import Change, Store
+from transom_sql.store import Change
 
 from transomd.settings import Settings
 from transomd.tol.act import Actor
 from transomd.tol.admit import REMEMBERED_S, Refusal, admit_drains
+from transomd.tol.books import Books
 from transomd.tol.drains import CONFIRM_WITHIN_S, propose_drains
 from transomd.tol.switches import counted_since, trip_sentence, tripped
 from transomd.tol.view import SlurmView, World
 from transomd.tol.watchers import Watcher
 from transomd.words import IntentKind
-
-T = TypeVar("T")
-
-
-class Books(Protocol):
-    """What is needed of the loop: its store and its settings."""
-
-    @property
-    def store(self) -> Store:
-        """The store, to be called through :meth:`db`."""
-        ...
-
-    @property
-    def settings(self) -> Settings:
-        """The settings in force."""
-        ...
-
-    async def db(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run one store call on the store's thread."""
-        ...
 
 
 class DrainDesk:
@@ -85,17 +65,17 @@ class DrainDesk:
         self._refused.clear()
 
     async def grant(
-        self, world: World, paused: str, switches: Mapping[str, Switch], now: float
+        self, world: World, settings: Settings, paused: str, switches: Mapping[str, Switch], now: float
     ) -> tuple[int, list[Switch]]:
         """Record the drains that are called for, confirmed and within the budgets.
 
         Returns how many, and the switches of the budgets that this tripped.
         """
-        fresh = self._proposals(world, now)
+        fresh = self._proposals(world, settings, now)
         if not fresh:
             return 0, []
         stopped = paused or self._actor.kill_switch() or trip_sentence(switches)
-        since, budget = counted_since(switches), self._books.settings.drain
+        since, budget = counted_since(switches), settings.drain
         history = await self._history()
         admitted = admit_drains(fresh, history, world.slurm, budget, now, stopped=stopped, since=since)
         told = [r for r in admitted.refused if self._refused.get(r.intent.key) != r.reason]
@@ -108,10 +88,10 @@ class DrainDesk:
         self._recent += [intent.key for intent in admitted.granted]
         return len(admitted.granted), [tripped(trip.budget, trip.reason, now) for trip in admitted.trips]
 
-    def _proposals(self, world: World, now: float) -> list[Intent]:
+    def _proposals(self, world: World, settings: Settings, now: float) -> list[Intent]:
         self._forget(now)
         incidents = [self._waiting[key] for key in sorted(self._waiting)]
-        found = [*propose_drains(incidents, world.slurm, self._books.settings, now, self._cleared_at)]
+        found = [*propose_drains(incidents, world.slurm, settings, now, self._cleared_at)]
         found += [intent for source in self._sources for intent in source(world.slurm, now)]
         return [intent for intent in found if intent.key not in self._known]
 

@@ -7,23 +7,22 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, TypeVar
 
-from transom_sql.records import Event, Intent, Job, Switch
-from transom_sql.store import Change, Conflict, Store, StoreError
+from transom_sql.records import Intent, Job, Switch
+from transom_sql.store import Store, StoreError
 
 from transomd.api.wire import Directive, LauncherReport
 from transomd.settings import Settings
 from transomd.tol.act import Actor
 from transomd.tol.acting import Acts
+from transomd.tol.books import Books
 from transomd.tol.clearings import Clearings, record_lifted
 from transomd.tol.docket import Docket, Pace
 from transomd.tol.draining import DrainDesk
 from transomd.tol.hearing import Hearing
 from transomd.tol.observe import Observer
-from transomd.tol.outage import StoreOutage
 from transomd.tol.reports import Reports
 from transomd.tol.switchboard import Switchboard
 from transomd.tol.switches import goes_on_while_paused
@@ -32,13 +31,11 @@ from transomd.tol.watchers import Watcher
 from transomd.words import IntentState, JobState
 
 log = logging.getLogger("transom.loop")
-T = TypeVar("T")
-
 ACTIVE = tuple(state.value for state in JobState if not state.final)
 
 
 class Operator:
-    """Owns every job. All changes of jobs go through here, one after another."""
+    """Owns every job, and the ``books``. All changes of jobs go through here, one after another."""
 
     def __init__(
         self,
@@ -51,61 +48,41 @@ class Operator:
         *,
         executor: Executor | None = None,
     ) -> None:
-        self._store = store
         self._observer = observer
         self._settings = settings
         self._clock = clock
         self._watcher = watcher or Watcher()
-        self._thread = executor or ThreadPoolExecutor(1, thread_name_prefix="store")
         self._lock = asyncio.Lock()
-        self._board = Switchboard(self, self._watcher)
+        self.books = Books(store, self._watcher, self._waited, executor=executor)
+        self._board = Switchboard(self.books, self._watcher)
         self.clearings = Clearings()
-        self._acts = Acts(actor, self, clock, self._lock, self._watcher, self.clearings, self._acted)
-        self._drains = DrainDesk(actor, self, self._watcher, self.clearings.at)
+        self._acts = Acts(actor, self.books, clock, self._lock, self._watcher, self.clearings, self._acted)
+        self._drains = DrainDesk(actor, self.books, self._watcher, self.clearings.at)
         self._hearing = Hearing(clock)
-        self._outage = StoreOutage()
         self._pace = Pace()
         self._docket = Docket(
-            self,
+            self.books,
             observer,
             self._watcher,
             clock,
             self._pace,
+            settings=lambda: self._settings,
             world=self.world,
             paused=lambda: self.paused,
             due=self._acts.due,
             read_anew=lambda view: self._drains.note(view.incidents),
         )
-        self._reports = Reports(self, self._docket, clock, self._pace, world=observer.world, paused=lambda: self.paused)
-
-    async def db(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run one store call on the store's thread."""
-        began, ok = time.monotonic(), False
-        try:
-            answer = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: call(*args, **kwargs))
-            ok = True
-            self._outage.worked(call.__name__)
-        except StoreError as error:
-            if not isinstance(error, Conflict):
-                self._outage.failed(call.__name__, error)
-            raise
-        finally:
-            took = time.monotonic() - began
-            self._watcher.stored(took, ok)
-            self._docket.views = self._hearing.after_a_wait(self._docket.views, took)
-        return answer
+        self._reports = Reports(
+            self.books,
+            self._docket,
+            clock,
+            self._pace,
+            settings=lambda: self._settings,
+            world=observer.world,
+            paused=lambda: self.paused,
+        )
 
     # --- what is so -------------------------------------------------------------------------------------------------
-
-    @property
-    def store(self) -> Store:
-        """The store, for reading (through :meth:`db`)."""
-        return self._store
-
-    @property
-    def settings(self) -> Settings:
-        """The settings in force."""
-        return self._settings
 
     def world(self) -> World:
         """Return the newest snapshot."""
@@ -144,21 +121,20 @@ class Operator:
 
     def jobs_on(self, node: str) -> list[int]:
         """Return the active jobs whose current attempt holds a node."""
-        return [
-            i for i, v in self._docket.views.items() if v.attempts and node in v.attempt.nodes and not v.state.final
-        ]
+        return self._docket.jobs_on(node)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Read every job that is not over, and every switch: what a daemon that was killed left behind."""
         await self._board.load()
-        pending = await self.db(self._store.intents, states=[IntentState.PENDING.value])
+        db, store = self.books.db, self.books.store
+        pending = await db(store.intents, states=[IntentState.PENDING.value])
         unfinished = {intent.job_id for intent in pending if intent.job_id is not None}
-        active = {job.id for job in await self.db(self._store.jobs, states=ACTIVE, limit=None)}
+        active = {job.id for job in await db(store.jobs, states=ACTIVE, limit=None)}
         for job_id in sorted(active | unfinished):
             await self._docket.load(job_id)
-        self.clearings.load(await self.db(self._store.nodes))
+        self.clearings.load(await db(store.nodes))
         await self._drains.start(self._clock())
 
     async def run(self) -> None:
@@ -221,12 +197,14 @@ class Operator:
         lifted = self.clearings.look(slurm)
         if lifted:
             # Recorded before it is noted: what the database refuses is looked at again in the next cycle.
-            await self.db(record_lifted, self._store, lifted, slurm.nodes_at)
+            await self.books.db(record_lifted, self.books.store, lifted, slurm.nodes_at)
         for name in lifted:
             self.clearings.note(name, slurm.nodes_at)
 
     async def _grant_drains(self) -> int:
-        granted, trips = await self._drains.grant(self.world(), self.paused, self.switches, self._clock())
+        granted, trips = await self._drains.grant(
+            self.world(), self._settings, self.paused, self.switches, self._clock()
+        )
         for trip in trips:
             await self._board.set(trip, f"{trip.name} is tripped: {trip.reason}")
         if granted:
@@ -243,6 +221,10 @@ class Operator:
             await self._docket.load(intent.job_id)
             await self._docket.settle(intent.job_id)
         self._pace.woken.set()
+
+    def _waited(self, seconds: float) -> None:
+        """A call of the store has kept others waiting."""
+        self._docket.views = self._hearing.after_a_wait(self._docket.views, seconds)
 
     # --- what comes in ----------------------------------------------------------------------------------------------
 
@@ -267,28 +249,17 @@ class Operator:
 
     async def submit(self, job: Job) -> Job:
         """Take in a new job."""
-        now = self._clock()
-        said = [Event(at=now, kind="submitted", message=f"{job.user} submitted {job.name}")]
-        if job.uid == 0:
-            why = "it runs as root: its program may do anything to its nodes, and to files on shares that trust root"
-            said.append(Event(at=now, kind="warning", message=why))
         async with self._lock:
-            stored = await self.db(self._store.add_job, job, said)
-            await self._docket.load(stored.id)
-            await self._docket.settle(stored.id)
+            stored = await self._docket.add(job)
         self.wake()
         return stored
 
     async def cancel(self, job_id: int, who: str) -> None:
         """Note that a person wants a job cancelled."""
         async with self._lock:
-            view = self._docket.views.get(job_id)
-            if view is None or view.state.final or view.job.cancel_requested_by:
-                return
-            await self.db(self._store.commit, Change(job=replace(view.job, cancel_requested_by=who)))
-            await self._docket.load(job_id)
-            await self._docket.settle(job_id)
-        self.wake()
+            noted = await self._docket.cancel(job_id, who)
+        if noted:
+            self.wake()
 
     async def launcher_job(self, token: str, job_id: int | None) -> JobView:
         """Return the job that a launcher's token belongs to; ``job_id`` None: any active one.
@@ -339,4 +310,4 @@ class Operator:
         """Stop acting; what is unfinished stays recorded and is taken up at the next start."""
         await self._acts.close()
         await self._observer.close()
-        self._thread.shutdown()
+        self.books.close()

@@ -59,7 +59,7 @@ class Hands:
     async def undrain(self, names: Iterable[str], who: str, *, dry_run: bool) -> list[Result]:
         """Resume nodes whose reason is still exactly as transom wrote it, from DOWN too; nobody else's is undone."""
         nodes = await self._nodes()
-        records = {r.name: r for r in await self._operator.db(self._operator.store.nodes)}
+        records = {r.name: r for r in await self._operator.books.db(self._operator.books.store.nodes)}
         return [await self._undrain(nodes.get(n), records.get(n), n, who, dry_run) for n in names]
 
     async def _undrain(

@@ -62,6 +62,7 @@ class NodeWatch:
 
     def __init__(self, operator: Operator, settings: Settings, clock: Callable[[], float]) -> None:
         self._operator = operator
+        self._books = operator.books
         self._settings = settings
         self._profile = settings.health.profile()
         self._clock = clock
@@ -78,7 +79,7 @@ class NodeWatch:
 
     async def start(self) -> None:
         """Take up the episodes that were open when the daemon last ended."""
-        for record in await self._operator.db(self._operator.store.nodes):
+        for record in await self._books.db(self._books.store.nodes):
             open_ones = rules.read_episodes(record.data)
             if open_ones:
                 self._findings[record.name] = NodeFindings(node=record.name, episodes=open_ones)
@@ -167,10 +168,10 @@ class NodeWatch:
         now = self._clock()
         if not rules.propose_comments([found], slurm.nodes, self._settings, (), now):
             return
-        pending = await self._operator.db(self._operator.store.intents, states=[IntentState.PENDING.value])
+        pending = await self._books.db(self._books.store.intents, states=[IntentState.PENDING.value])
         wanted = rules.propose_comments([found], slurm.nodes, self._settings, pending, now)
         if wanted:
-            await self._operator.db(self._operator.store.commit, Change(intents=wanted))
+            await self._books.db(self._books.store.commit, Change(intents=wanted))
             self._operator.wake()
 
     async def _write(self, node: str, found: NodeFindings | None, events: list[Event]) -> None:
@@ -183,13 +184,13 @@ class NodeWatch:
         def save() -> None:
             nodes = []
             if found is not None:
-                old = self._operator.store.node(node) or NodeRecord(name=node, changed_at=now)
+                old = self._books.store.node(node) or NodeRecord(name=node, changed_at=now)
                 episodes = {check: episode.to_json() for check, episode in found.episodes.items()}
                 checks = tuple(result.to_json() for result in found.results.values())
                 nodes = [replace(old, checked_at=found.at, checks=checks, data={**old.data, "episodes": episodes})]
-            self._operator.store.commit(Change(nodes=nodes, events=events))
+            self._books.store.commit(Change(nodes=nodes, events=events))
 
-        await self._operator.db(save)
+        await self._books.db(save)
 
     async def _refusal(self, report: HookReport, judged: NodeReport, node: SlurmNode) -> str:
         """Why this prolog is to fail: the site enforces, the check is unfit *now*, and its drain has been granted."""
@@ -199,7 +200,7 @@ class NodeWatch:
         if not self._settings.hooks.enforce or report.kind != "prolog" or episode is None or episode.check not in unfit:
             return ""
         await self._operator.admit_now()
-        intent = await self._operator.db(self._operator.store.intent, rules.drain_key(node.name, episode))
+        intent = await self._books.db(self._books.store.intent, rules.drain_key(node.name, episode))
         granted = intent is not None and intent.kind == IntentKind.DRAIN and intent.state == IntentState.PENDING
         return f"{episode.check}: {episode.evidence}" if granted else ""
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from transomd.api.wire import Directive, LauncherReport
 from transomd.errors import NotFoundError
+from transomd.settings import Settings
+from transomd.tol.books import Books
 from transomd.tol.directive import ahead, directive
 from transomd.tol.docket import Docket, Pace
-from transomd.tol.draining import Books
 from transomd.tol.plausible import known_nodes, plausible
 from transomd.tol.switches import held_directive
 from transomd.tol.view import JobView, World
@@ -32,6 +33,7 @@ class Reports:
         clock: Callable[[], float],
         pace: Pace,
         *,
+        settings: Callable[[], Settings],
         world: Callable[[], World],
         paused: Callable[[], str],
     ) -> None:
@@ -39,6 +41,7 @@ class Reports:
         self._docket = docket
         self._clock = clock
         self._pace = pace
+        self._settings = settings
         self._world = world
         self._paused = paused
 
@@ -69,11 +72,11 @@ class Reports:
         """Take what can be true of a report, and answer it."""
         view = self._docket.views.get(report.job_id)
         known = view is not None and not ahead(view, report)
-        if view is not None and known and directive(view, report, self._books.settings).gate != "refuse":
+        if view is not None and known and directive(view, report, self._settings()).gate != "refuse":
             await self._hear(view, report)
         view = self._docket.views.get(report.job_id) or await self._books.db(self._docket.read, report.job_id)
         assert view is not None
-        answer, paused = directive(view, report, self._books.settings), self._paused()
+        answer, paused = directive(view, report, self._settings()), self._paused()
         return held_directive(answer, report, view, paused) if paused else answer
 
     async def _hear(self, view: JobView, report: LauncherReport) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from transom_sql.records import Event, Switch
 from transom_sql.store import Change
 
-from transomd.tol.draining import Books
+from transomd.tol.books import Books
 from transomd.tol.switches import PAUSE, pause_sentence
 from transomd.tol.watchers import Watcher
 
