@@ -14,8 +14,8 @@ from transom_sql.records import Event, Incident, Intent, Job, Launch
 from transom_sql.store import Change
 
 from transomd.api.client import Client
+from transomd.api.history import lemons
 from transomd.api.incidents import incident_detail
-from transomd.api.ops import lemons
 from transomd.api.server import Api
 from transomd.settings import Settings
 from transomd.tol.watchers import Watcher

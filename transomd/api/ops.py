@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 from transom_slurm.nodesets import fold
-from transom_sql.records import Incident, Intent, Switch
+from transom_sql.records import Switch
 
 from transomd.api.binding import listening
+from transomd.api.history import history
 from transomd.api.nodes import node_names
-from transomd.api.views import incident_json
+from transomd.api.standing import standing
 from transomd.doctor import Finding
 from transomd.errors import NotFoundError, UnreachableError, UsageError
 from transomd.health.profile import CHECKS
@@ -22,15 +21,8 @@ from transomd.metrics import CONTENT_TYPE
 from transomd.settings import Settings
 from transomd.tol.loop import Operator
 from transomd.tol.observe import Observer
-from transomd.tol.switches import PAUSE, RESUME, trip_sentence
-from transomd.words import Blame, IntentKind, IntentState, JobState, Level
-
-STUCK_S = 600.0
-"""After how long an act that is not done is worth a look."""
-LEMON = 2
-"""Incidents on different launches from which a node is worth a look."""
-KEPT = 1000
-"""Incidents, newest first, that the history of all jobs looks at."""
+from transomd.tol.switches import trip_sentence
+from transomd.words import IntentState
 
 Admit = Callable[[web.Request, str], str]
 """Returns the name of the administrator who asks. Raises RefusedError for anybody else."""
@@ -111,59 +103,24 @@ class OpsRoutes:
     def switches(self) -> dict[str, Any]:
         """Return what is stopped, and which acts wait because of it: part of GET /v1/daemon."""
         known = self._operator.switches
-        waiting = {job: why for job in self._operator.views() if (why := self._operator.withheld(job))}
         return {
             "paused": self._operator.paused,
             "tripped": trip_sentence(known),
             "switches": [_switch_json(switch) for switch in known.values() if switch.since is not None],
-            "withheld": [{"job": job, "would": why} for job, why in sorted(waiting.items())],
+            "withheld": [{"job": job, "would": why} for job, why in sorted(self._operator.all_withheld().items())],
         }
 
     async def _doctor(self, request: web.Request) -> web.Response:
         self._admit(request, "doctor")
-        found = [*self._own_findings(), *await self._acts(), *await self._look()]
-        return web.json_response({"findings": [finding.to_json() for finding in found]})
-
-    def _own_findings(self) -> list[Finding]:
-        told = [*_slurm_findings(self._operator, self._clock()), *_switch_findings(self._operator, self._settings)]
-        held = [view for view in self._operator.views().values() if view.state is JobState.HELD]
-        for view in held:
-            said = f"job {view.job.id} {view.job.name} waits for a person: {view.job.reason}"
-            told.append(Finding(section="jobs", level=Level.PROBLEM, text=said, next=f"transom status {view.job.id}"))
-        if not held:
-            count = len(self._operator.views())
-            said = f"{count} active job{'' if count == 1 else 's'}, none waits for a person"
-            told.append(Finding(section="jobs", level=Level.OK, text=said))
-        return told
-
-    async def _acts(self) -> list[Finding]:
         pending = await self._books.db(self._books.store.intents, states=[IntentState.PENDING.value])
-        now = self._clock()
-        stuck = [i for i in pending if now - max(i.created_at, i.not_before if not i.tries else 0.0) > STUCK_S]
-        if not stuck or self._operator.paused:
-            said = f"{len(pending)} act{'' if len(pending) == 1 else 's'} under way, none is stuck"
-            return [Finding(section="daemon", level=Level.OK, text=said)]
-        return [_stuck(intent, now) for intent in stuck]
+        found = [*standing(self._operator, self._settings, pending, self._clock()), *await self._look()]
+        return web.json_response({"findings": [finding.to_json() for finding in found]})
 
     async def _history(self, request: web.Request) -> web.Response:
         self._admit(request, "history of all jobs")
-        node, one = request.query.get("node"), request.query.get("incident")
-        store, db = self._books.store, self._books.db
-        incidents = await db(store.incidents, limit=KEPT if not (node or one) else None)
-        intents = await db(store.intents, kinds=[IntentKind.DRAIN.value, IntentKind.UNDRAIN.value])
-        if one is not None:
-            incidents = [i for i in incidents if i.id == int(one)]
-            intents = [i for i in intents if i.incident_id == int(one)]
-        if node is not None:
-            incidents = [i for i in incidents if node in i.nodes]
-            intents = [i for i in intents if i.args.get("node") == node]
-        return web.json_response(
-            {
-                "incidents": [{**incident_json(i), "evidence": []} for i in incidents],
-                "drains": [_drain_json(i) for i in intents],
-                "lemons": lemons(incidents),
-            }
-        )
+        one = request.query.get("incident")
+        found = await history(self._books, request.query.get("node"), int(one) if one is not None else None)
+        return web.json_response(found)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._admit(request, "metrics")
@@ -198,27 +155,6 @@ def _nobody(request: web.Request, what: str) -> str:
     raise AssertionError("routes() was not called")
 
 
-def lemons(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
-    """Return the nodes blamed more than once, worst first: how often, in how many jobs, and when last. Pure."""
-    blamed: defaultdict[str, list[Incident]] = defaultdict(list)
-    for incident in incidents:
-        if incident.blame == Blame.NODE:
-            for node in incident.nodes:
-                blamed[node].append(incident)
-    rows = [
-        {
-            "node": node,
-            "incidents": len(found),
-            "jobs": len({incident.job_id for incident in found}),
-            "classes": sorted({incident.failure_class for incident in found}),
-            "last": max(incident.detected_at for incident in found),
-        }
-        for node, found in blamed.items()
-        if len(found) >= LEMON
-    ]
-    return sorted(rows, key=lambda row: (-int(str(row["incidents"])), str(row["node"])))
-
-
 def _report_json(report: NodeReport, wanted: frozenset[str]) -> dict[str, Any]:
     results = [r for r in report.results if not wanted or r.check in wanted]
     shown = NodeReport(
@@ -234,57 +170,5 @@ def _report_json(report: NodeReport, wanted: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def _drain_json(intent: Intent) -> dict[str, Any]:
-    return {
-        "kind": intent.kind,
-        "node": intent.args.get("node"),
-        "check": intent.args.get("check"),
-        "reason": intent.args.get("reason"),
-        "state": intent.state,
-        "error": intent.outcome.get("error", ""),
-        "at": intent.finished_at or intent.created_at,
-        "job_id": intent.job_id,
-        "incident_id": intent.incident_id,
-    }
-
-
 def _switch_json(switch: Switch) -> dict[str, Any]:
     return {"name": switch.name, "since": switch.since, "who": switch.who, "reason": switch.reason}
-
-
-def _stuck(intent: Intent, now: float) -> Finding:
-    age, why = now - intent.created_at, str(intent.outcome.get("error") or "no answer so far")
-    said = f"{intent.key} has been tried {intent.tries} times in {age / 60:.0f} min: {why}"
-    hint = f"transom events --job {intent.job_id}" if intent.job_id else "transom events"
-    return Finding(section="daemon", level=Level.PROBLEM, text=said, next=hint)
-
-
-def _slurm_findings(operator: Operator, now: float) -> list[Finding]:
-    slurm = operator.world().slurm
-    at = min(slurm.jobs_at, slurm.nodes_at)
-    age = f"{now - at:.0f} s ago" if at else "never"
-    if slurm.error:
-        said = f"Slurm does not answer the daemon (last answer {age}): {slurm.error}"
-        return [Finding(section="daemon", level=Level.PROBLEM, text=said, next="scontrol ping")]
-    if not at:
-        return [
-            Finding(section="daemon", level=Level.UNKNOWN, text="Slurm has not been asked yet", next="transom doctor")
-        ]
-    return [Finding(section="daemon", level=Level.OK, text=f"Slurm answered the daemon {age}")]
-
-
-def _switch_findings(operator: Operator, settings: Settings) -> list[Finding]:
-    told = []
-    for name, switch in operator.switches.items():
-        if switch.since is None:
-            continue
-        said = operator.paused if name == PAUSE else f"{name} is tripped: {switch.reason}; nothing is drained"
-        told.append(Finding(section="daemon", level=Level.PROBLEM, text=said, next=RESUME))
-    waiting = {job: why for job in operator.views() if (why := operator.withheld(job))}
-    for job, why in sorted(waiting.items()):
-        told.append(Finding(section="daemon", level=Level.NOTE, text=f"job {job}: would {why}", next=RESUME))
-    file = settings.drain.kill_switch
-    if file and Path(file).exists():
-        said = f"nothing is drained: the kill switch {file} is set"
-        told.append(Finding(section="daemon", level=Level.PROBLEM, text=said, next=f"rm {file}"))
-    return told or [Finding(section="daemon", level=Level.OK, text="acts are not paused, no budget is tripped")]

@@ -107,6 +107,10 @@ class Operator:
         """Say what would be done about a job if transom were not paused; empty where nothing would."""
         return self._docket.withheld(job_id)
 
+    def all_withheld(self) -> dict[int, str]:
+        """Return what would be done if transom were not paused, by the job."""
+        return {job: why for job in self.views() if (why := self.withheld(job))}
+
     def views(self) -> Mapping[int, JobView]:
         """Return every active job."""
         return self._docket.views
