@@ -13,7 +13,7 @@ import sys
 import traceback
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,8 @@ def load_trained(place: Path, name: str) -> None:
         same(full, torch.load(place / "full.pt"), name)
 
 
-def meshed(seed: int, kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A trained model on a 2x2 mesh: ``hsdp`` (two replicas of two shards) or ``tp`` (FSDP2 over tensor parallel).
+def built(seed: int, kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model on a 2x2 mesh: ``hsdp`` (two replicas of two shards) or ``tp`` (FSDP2 over tensor parallel).
 
     With another number of ranks, or for ``fsdp``, shards only.
     """
@@ -171,7 +171,12 @@ def meshed(seed: int, kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer
         parallelize_module(model, both["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         mesh = both["dp"]
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + seed)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1 + seed)
+
+
+def meshed(seed: int, kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Such a model, trained for a step."""
+    model, optimizer = built(seed, kind)
     model(torch.ones(2, 6)).sum().backward()
     optimizer.step()
     return model, optimizer
@@ -327,19 +332,21 @@ def same(one: Any, other: Any, path: str) -> None:
         assert one == other, path
 
 
-def run(what: str, rank: int, world: int, place: Path) -> int:
+def run(programs: Mapping[str, Callable[[Path], None]], what: str, rank: int, world: int, place: Path) -> int:
     """Be one rank; returns the exit code."""
     warnings.filterwarnings("ignore")
     # A rank whose peers are gone may wait for ever: tell where, and end.
     faulthandler.dump_traceback_later(220, exit=True)
     torch.set_num_threads(1)
-    nodes = os.environ.get("NODES", "").split()
-    if nodes:
-        os.environ["TRANSOM_AGENT"] = nodes[rank * len(nodes) // world]
+    nodes = os.environ.get("NODES", "").split() or [""]
+    at = [each * len(nodes) // world for each in range(world)]
+    os.environ["LOCAL_RANK"] = str(rank - at.index(at[rank]))
+    if nodes[0]:
+        os.environ["TRANSOM_AGENT"] = nodes[at[rank]]
     commit.TOKEN = uuid.uuid4().hex  # as in a process that was not forked
     try:
         dist.init_process_group("gloo", init_method=f"file://{place}/{what}-{world}", rank=rank, world_size=world)
-        globals()[what](place)
+        programs[what](place)
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
@@ -348,14 +355,14 @@ def run(what: str, rank: int, world: int, place: Path) -> int:
     return 0
 
 
-def main() -> int:
+def main(programs: Mapping[str, Callable[[Path], None]]) -> int:
     """Fork the ranks and wait for them."""
     what, world, place = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     children = []
     for rank in range(world):
         child = os.fork()
         if not child:
-            code = run(what, rank, world, place)
+            code = run(programs, what, rank, world, place)
             sys.stderr.flush()
             os._exit(code)
         children.append(child)
@@ -363,4 +370,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(globals()))

@@ -553,7 +553,7 @@ def test_two_ranks_hold_what_is_replicated_once_a_node(directory: Path, monkeypa
     assert recall is not None
     assert recall.steps == [(1, 1)]
     assert recall.problems(1, 1) == []
-    assert sorted(key for keys, _, _ in recall.opened() for key in keys) == ["mine", "model", "turned"]
+    assert sorted(key for layout, _ in recall.opened() for key in layout.keys) == ["mine", "model", "turned"]
     recall.release()
     for engine in ranks:
         engine.close()

@@ -7,14 +7,15 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from transomd.tce import restore
-from transomd.tce.environment import at_least, from_environment, place
+from transomd.tce.environment import at_least, from_environment, local_rank, place
 from transomd.tce.errors import CheckpointError
+from transomd.tce.groups import Groups, Replicated, first_of_node
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory.budget import switched_off
 from transomd.tce.memory.carry import carry_over
@@ -43,7 +44,8 @@ class CheckpointEngine:
     ``rank`` and ``world_size`` come from torch.distributed or from RANK and WORLD_SIZE unless given. ``epoch`` counts
     the starts of the program, so that a process of an earlier start cannot write any more; without one, the next free
     number is taken (collectively, where there are several ranks). ``replicated`` names the top-level keys whose
-    values are the same on every rank, as data parallelism makes them (True: all keys): one rank writes them. The
+    values are the same on every rank, as data parallelism makes them (True: all keys), or gives for each key the ranks,
+    or the process group, that hold the same: one of them writes it. Of DTensors their placements say so. The
     ``keep`` newest checkpoints stay. ``resume_step`` bounds the step that ``load`` may choose.
 
     A save that fails is logged and counted and never stops the training, unless ``strict``.
@@ -63,7 +65,7 @@ class CheckpointEngine:
         rank: int | None = None,
         world_size: int | None = None,
         epoch: int | None = None,
-        replicated: Iterable[str] | bool = (),
+        replicated: Replicated = (),
         keep: int = 3,
         resume_step: int | None = None,
         strict: bool = False,
@@ -80,8 +82,7 @@ class CheckpointEngine:
         every = Every(every_of(storage_every), at_least(replica_every, 1, "replica_every"))
         self.resumed_from = ""
         self._saved = self._failures = 0
-        self._all_replicated = replicated is True
-        self._replicated = frozenset(() if isinstance(replicated, bool) else _names(replicated))
+        self._groups, self._local_rank = Groups(replicated, self.rank, self.world_size), local_rank()
         link = self._call_keeper(memory, when_full)
         try:
             self.epoch, self._token = begin(self.directory, self.world_size, epoch)
@@ -126,14 +127,14 @@ class CheckpointEngine:
             except NoRoom as error:
                 handle.error = error
                 return self._failed(handle, error)
-        return self._save_now(step, [payload for payload, stored in payloads if stored])
+        return self._save_now(step, [payload for payload, stored in payloads if stored], needs)
 
-    def _save_now(self, step: int, payloads: Sequence[Payload]) -> SaveHandle:
+    def _save_now(self, step: int, payloads: Sequence[Payload], needs: tuple[str, ...]) -> SaveHandle:
         """Write to storage, and wait for it."""
         self._completion.settle()
         self._completion.tell_unfinished()
         handle = SaveHandle(step, lambda: self._completion.progress(step))
-        handle.error = self._write(step, payloads)
+        handle.error = self._write(step, payloads, needs)
         if handle.error is not None:
             return self._failed(handle, handle.error)
         self._completion.add(handle)
@@ -184,7 +185,7 @@ class CheckpointEngine:
     def _carry_over(self, found: restore.Found, memory: Recall | None) -> None:
         """Have this start bring to storage what it loaded from memory alone."""
         if self._memory is not None and memory is not None and found.memory_only and not memory.owned:
-            carry_over(self._memory, found, memory, self._first_of_node)
+            carry_over(self._memory, found, memory, self._local_rank)
 
     def _resumed(self, found: restore.Found, memory: Recall | None) -> None:
         self._completion.resume_source = found.folder
@@ -241,32 +242,21 @@ class CheckpointEngine:
         from transomd.tce.payload import plan
 
         layout = take_apart(state)
-        keys = set(layout.tree)
-        if not self._replicated <= keys:
-            raise CheckpointError(
-                f"replicated names {', '.join(sorted(self._replicated - keys))}, which the state does not hold",
-                hint=f"the state holds {', '.join(sorted(keys))}",
-            )
-        shared = keys if self._all_replicated else set(self._replicated)
-        own, replica = f"rank-{self.rank:05d}", "replica-00000"
+        self._groups.check(layout.tree)
+        parts = layout.split(self._groups.name_of)
         payloads = []
-        if keys - shared:
-            payloads.append((plan(own, (self.rank,), layout.select(keys - shared)), True))
-        if shared and (self.rank == 0 or (self._memory is not None and self._first_of_node)):
-            # In memory there is one copy a node; storage gets rank 0's.
-            everyone = tuple(range(self.world_size))
-            payloads.append((plan(replica, everyone, layout.select(shared)), self.rank == 0))
-        needs = [*([own] if keys - shared else []), *([replica] if shared else [])]
-        return payloads, tuple(needs)
+        for name in sorted(parts):
+            ranks = self._groups.ranks(name)
+            stored = ranks[0] == self.rank
+            # In memory there is one copy a node; storage gets the first rank's.
+            if stored or (self._memory is not None and first_of_node(ranks, self.rank, self._local_rank)):
+                payloads.append((plan(name, ranks, parts[name]), stored))
+        return payloads, tuple(sorted(parts))
 
-    @property
-    def _first_of_node(self) -> bool:
-        return os.environ.get("LOCAL_RANK", "0") == "0"
-
-    def _write(self, step: int, payloads: Sequence[Payload]) -> CheckpointError | None:
+    def _write(self, step: int, payloads: Sequence[Payload], needs: tuple[str, ...]) -> CheckpointError | None:
         """Write this rank's share; what kept it from doing so, if anything did."""
         try:
-            written = self._store.put(step, [payload.image() for payload in payloads])
+            written = self._store.put(step, [payload.image() for payload in payloads], needs)
         except CheckpointError as error:
             return error
         except (OSError, MemoryError) as error:
@@ -303,7 +293,3 @@ def _from_where(everyones: Sequence[str]) -> str:
         return f"from {everyones[0]}"
     told = {source: f"rank {them[0]}" if len(them) == 1 else f"{len(them)} ranks" for source, them in ranks.items()}
     return ", ".join(f"{who} from {source}" for source, who in told.items())
-
-
-def _names(replicated: Iterable[str]) -> Iterable[str]:
-    return (replicated,) if isinstance(replicated, str) else replicated

@@ -29,6 +29,11 @@ def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return rank, world_size
 
 
+def local_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """How many ranks of this node come before this one, as LOCAL_RANK says; without it, none."""
+    return whole_number(environ, "LOCAL_RANK") or 0
+
+
 def from_environment(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the engine that the environment gives; CheckpointError names what is missing or wrong."""
     if not environ.get("TRANSOM_CHECKPOINT_DIR") and "directory" not in overrides:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from transomd.tce.errors import CheckpointError
+from transomd.tce.shards import Deal, Dealt, Shard, dealt, is_dtensor, local
 
 Path = tuple[Any, ...]
 _PLAIN = (type(None), bool, float, complex, str, bytes, bytearray, torch.dtype, torch.device, torch.Size)
@@ -31,23 +32,44 @@ class Layout:
     """A state taken apart: ``tree`` with None at the place of each tensor, and the tensors by name.
 
     ``tensors`` maps the path of each tensor in ``tree`` to its name, ``arrays`` the path of each that was a numpy
-    array or scalar to its numpy type. Two paths of one tensor (tied weights) bear one name.
+    array or scalar to its numpy type. Two paths of one tensor (tied weights) bear one name. ``shards`` says of each
+    share of a DTensor which one it is, ``deals``, while saving, who has it, and ``elsewhere`` how many tensors of a key
+    are in other parts than its tree.
     """
 
     tree: dict[str, Any]
     tensors: dict[Path, str] = field(default_factory=dict)
     arrays: dict[Path, tuple[str, bool]] = field(default_factory=dict)
     values: dict[str, torch.Tensor] = field(default_factory=dict)
+    shards: dict[str, Shard] = field(default_factory=dict)
+    deals: dict[str, Deal] = field(default_factory=dict)
+    elsewhere: dict[str, int] = field(default_factory=dict)
 
-    def select(self, keys: set[str]) -> Layout:
-        """The layout of only these top-level keys."""
-        tensors = {path: name for path, name in self.tensors.items() if path[0] in keys}
-        return Layout(
-            {key: value for key, value in self.tree.items() if key in keys},
-            tensors,
-            {path: kind for path, kind in self.arrays.items() if path[0] in keys},
-            {name: self.values[name] for name in dict.fromkeys(tensors.values())},
-        )
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The top-level keys of which something is here."""
+        more = (path[0] for path, name in self.tensors.items() if name in self.shards) if self.shards else ()
+        return tuple(dict.fromkeys([*self.tree, *more]))
+
+    def split(self, name_of: Callable[[str, Deal | None], str]) -> dict[str, Layout]:
+        """The parts by their names: what is under a key goes where ``name_of`` says, a DTensor where its deal says."""
+        parts: dict[str, Layout] = defaultdict(lambda: Layout({}))
+        homes = {}
+        for key, value in self.tree.items():
+            home = homes[key] = parts[name_of(key, None)]
+            home.tree[key] = value
+        for path, name in self.tensors.items():
+            part = home = homes[path[0]]
+            if name in self.deals:
+                part = parts[name_of(path[0], self.deals[name])]
+                part.shards[name] = self.shards[name]
+            if part is not home:
+                home.elsewhere[path[0]] = home.elsewhere.get(path[0], 0) + 1
+            part.tensors[path] = name
+            part.values[name] = self.values[name]
+        for path, kind in self.arrays.items():
+            homes[path[0]].arrays[path] = kind
+        return dict(parts)
 
 
 def path_text(path: Path) -> str:
@@ -142,6 +164,9 @@ class _Walk:
         return result
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> None:
+        share = None
+        if type(tensor) not in _TENSORS:
+            share, tensor = _here(tensor, path)
         _check_tensor(tensor, path)
         view = (
             tensor.data_ptr(),
@@ -151,12 +176,15 @@ class _Walk:
             tensor.device,
             tensor.is_conj(),
             tensor.is_neg(),
+            id(share),
         )
         name = self._names.get(view) if tensor.numel() else None
         if name is None:
             name = self._new_name(path)
             self._names[view] = name
             self.layout.values[name] = tensor.detach()
+            if share is not None:
+                self.layout.shards[name], self.layout.deals[name] = share.shard, share.deal
         self.layout.tensors[path] = name
 
     def _array(self, array: Any, path: Path) -> None:
@@ -188,6 +216,21 @@ class _Walk:
             serial += 1
             name = f"{plain}#{serial}"
         return name
+
+
+def _here(tensor: torch.Tensor, path: Path) -> tuple[Dealt | None, torch.Tensor]:
+    """What this rank has of a DTensor, and which share that is; what a collective still brings is waited for."""
+    here = local(tensor)
+    if not is_dtensor(tensor):
+        return None, here
+    try:
+        share = dealt(tensor)
+    except ValueError as error:
+        raise _refused(path, tensor, str(error), "redistribute it to Shard or Replicate before saving") from error
+    if tuple(here.shape) != share.sizes:
+        told = f"this rank holds {list(here.shape)} of it, where its placements make it {list(share.sizes)}"
+        raise _refused(path, tensor, told, "save its local tensor, tensor.to_local()")
+    return share, here
 
 
 def _check_tensor(tensor: torch.Tensor, path: Path) -> None:
@@ -242,6 +285,14 @@ def rebuild(layout: Layout, node: Any, path: Path, read: Callable[[str], torch.T
             result._metadata = node._metadata  # type: ignore[attr-defined]
         return result
     return node
+
+
+def child(node: Any, key: Any, absent: Any) -> Any:
+    """What stands at ``key`` in a dict, list or tuple; ``absent`` if nothing does."""
+    if isinstance(node, dict):
+        return node.get(key, absent)
+    inside = type(node) in (list, tuple) and type(key) is int and key < len(node)
+    return node[key] if inside else absent
 
 
 def as_array(tensor: torch.Tensor, kind: tuple[str, bool]) -> Any:

@@ -64,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True)
 class RankManifest:
-    """What one rank wrote at one step; it is there when all its files are."""
+    """What one rank wrote at one step; it is there when all its files are. ``needs``: the parts that it would load."""
 
     step: int
     epoch: int
@@ -72,6 +72,7 @@ class RankManifest:
     world_size: int
     created: float
     parts: tuple[Part, ...]
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,9 @@ def decode_rank_manifest(content: bytes, name: str) -> RankManifest:
     document = _decode(content, name)
     try:
         parts = tuple(_part(item) for item in document["parts"])
-        step, epoch = document["step"], document["epoch"]
-        return RankManifest(step, epoch, document["rank"], document["world_size"], document["created"], parts)
+        step, epoch, rank, world_size = (document[key] for key in ("step", "epoch", "rank", "world_size"))
+        needs = tuple(document.get("needs", ()))
+        return RankManifest(step, epoch, rank, world_size, document["created"], parts, needs)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{name}: lacks {error}") from error
 

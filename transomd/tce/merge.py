@@ -9,24 +9,29 @@ from typing import Any
 import torch
 
 from transomd.tce.errors import CheckpointError
-from transomd.tce.layout import Layout, Path, as_array, is_array, is_stateful, path_text, rebuild
-from transomd.tce.payload import MemoryReader, TensorReader, is_plain
+from transomd.tce.joined import Joined
+from transomd.tce.layout import Path, as_array, child, is_array, is_stateful, path_text, rebuild
+from transomd.tce.payload import is_plain
+from transomd.tce.program import Program
+from transomd.tce.shards import local
 
 log = logging.getLogger("transom.tce")
 _ABSENT: Any = object()
 
 
 class Merge:
-    """One part on its way into a state."""
+    """The parts of a rank on their way into its state."""
 
-    def __init__(self, layout: Layout, reader: TensorReader | MemoryReader, keys: Sequence[str]) -> None:
-        self._layout = layout
-        self._reader = reader
+    def __init__(self, parts: Joined, state: dict[str, Any], keys: Sequence[str]) -> None:
+        """CheckpointError names what of ``state`` the checkpoint has no value for, or another share of."""
+        self._layout = parts.layout
+        self._reader = parts
         self._keys = keys
         self._targets: list[tuple[str, torch.Tensor]] = []
+        self._check(state)
+        self._program = Program(self._layout, state, keys)
 
-    def check(self, state: dict[str, Any]) -> None:
-        """CheckpointError names every tensor and object of ``state`` that the checkpoint has no value for."""
+    def _check(self, state: dict[str, Any]) -> None:
         lacking = [path for key in self._keys for path in self._lacking(state.get(key), self._layout.tree[key], (key,))]
         if lacking:
             raise CheckpointError(
@@ -51,8 +56,9 @@ class Merge:
             return []
         found: list[Path] = []
         for key, item in _children(target):
-            if _has(node, key):
-                found += self._lacking(item, node[key], (*path, key))
+            there = child(node, key, _ABSENT)
+            if there is not _ABSENT:
+                found += self._lacking(item, there, (*path, key))
             elif _holds_tensors(item):
                 found.append((*path, key))
         return found
@@ -70,11 +76,17 @@ class Merge:
         return self._rebuild(node, path)
 
     def _rebuild(self, node: Any, path: Path) -> Any:
-        return rebuild(self._layout, node, path, self._reader.read)
+        return rebuild(self._layout, node, path, self._read)
 
     def _for_loading(self, target: Any, node: Any, path: Path) -> Any:
         """What ``load_state_dict`` gets: a module copies from it; others may keep what they are given."""
-        return rebuild(self._layout, node, path, self._reader.peek if _copies(target, node) else self._reader.read)
+        return rebuild(self._layout, node, path, self._peek if _copies(target, node) else self._read)
+
+    def _read(self, name: str) -> torch.Tensor:
+        return self._program.as_dealt(name, self._reader.read(name))
+
+    def _peek(self, name: str) -> torch.Tensor:
+        return self._program.as_dealt(name, self._reader.peek(name))
 
     def _dict(self, target: dict[Any, Any], node: dict[Any, Any], path: Path) -> dict[Any, Any]:
         values = {key: self._value(target.get(key, _ABSENT), item, (*path, key)) for key, item in node.items()}
@@ -99,23 +111,23 @@ class Merge:
         if kind is not None:
             return _into_array(target, as_array(self._reader.read(name), kind))
         if not isinstance(target, torch.Tensor):
-            return self._reader.read(name)
-        saved = self._reader.record(name)
+            return self._read(name)
+        here, saved = local(target), self._reader.record(name)
         dtype: torch.dtype = getattr(torch, saved.dtype)
-        if tuple(target.shape) != saved.shape or target.dtype != dtype or _overlaps(target):
+        if tuple(here.shape) != saved.shape or here.dtype != dtype or _overlaps(here):
             log.warning(
                 "%s: saved as %s %s, in the program %s %s: the state got the saved tensor, the old one is unchanged",
                 path_text(path),
                 dtype,
                 list(saved.shape),
-                target.dtype,
-                list(target.shape),
+                here.dtype,
+                list(here.shape),
             )
-            return self._reader.read(name)
-        if is_plain(target):
-            self._targets.append((name, target))
+            return self._read(name)
+        if is_plain(here):
+            self._targets.append((name, here))
         else:
-            target.copy_(self._reader.peek(name))
+            here.copy_(self._reader.peek(name))
         return target
 
 
@@ -160,12 +172,6 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
     if type(value) in (list, tuple):
         return list(enumerate(value))
     return []
-
-
-def _has(node: Any, key: Any) -> bool:
-    if isinstance(node, dict):
-        return key in node
-    return type(node) in (list, tuple) and type(key) is int and key < len(node)
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -21,6 +21,7 @@ from transomd.tce.image import FileImage, PartImage, Piece, write_part
 from transomd.tce.layout import Layout
 from transomd.tce.manifest import Part, TensorRecord
 from transomd.tce.memory.move import move
+from transomd.tce.shards import Shard
 
 # The names that every safetensors since 0.4.3 knows; what is not here is stored as bytes.
 _SAFETENSORS = {
@@ -76,7 +77,7 @@ class Payload:
         rest = FileImage(f"{self.name}.pt", len(self.rest), (), lambda: [self.rest])
         tensors = FileImage(f"{self.name}.safetensors", self.tensor_bytes, self.records, self._pieces)
         files = (tensors, rest) if self.records else (rest,)
-        return PartImage(self.name, self.ranks, tuple(self.layout.tree), files)
+        return PartImage(self.name, self.ranks, self.layout.keys, files)
 
     def _pieces(self) -> Iterator[Piece]:
         yield self.header
@@ -109,7 +110,11 @@ def read_layout(folder: FilePath, part: Part) -> Layout:
 def layout_of(content: bytes) -> Layout:
     """What the bytes of a ``.pt`` file say."""
     document = torch.load(io.BytesIO(content), weights_only=True)
-    return Layout(document["state"], document["tensors"], document["arrays"])
+    layout = Layout(document["state"], document["tensors"], document["arrays"])
+    for told, names in document.get("shards", ()):
+        layout.shards.update(dict.fromkeys(names, Shard(*told)))
+    layout.elsewhere.update(document.get("elsewhere", {}))
+    return layout
 
 
 class TensorReader:
@@ -222,9 +227,23 @@ def _record(name: str, dtype: torch.dtype, shape: torch.Size, offset: int, size:
 
 
 def _rest(layout: Layout) -> bytes:
+    document: dict[str, Any] = {"state": layout.tree, "tensors": layout.tensors, "arrays": layout.arrays}
+    if layout.shards:
+        document["shards"] = _shards(layout)
+    if layout.elsewhere:
+        document["elsewhere"] = layout.elsewhere
     buffer = io.BytesIO()
-    torch.save({"state": layout.tree, "tensors": layout.tensors, "arrays": layout.arrays}, buffer)
+    torch.save(document, buffer)
     return buffer.getvalue()
+
+
+def _shards(layout: Layout) -> list[tuple[tuple[Any, ...], list[str]]]:
+    """Each share that is like no other, and the names of the tensors that it is told of: torch.save is slow."""
+    names: dict[int, list[str]] = {}
+    shards = {id(shard): shard for shard in layout.shards.values()}
+    for name, shard in layout.shards.items():
+        names.setdefault(id(shard), []).append(name)
+    return [(tuple(shards[key]), names[key]) for key in shards]
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:

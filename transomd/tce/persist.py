@@ -47,7 +47,7 @@ class Writer:
     _own: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        name = f"rank-{self.rank:05d}|replica-{self.rank:05d}"
+        name = f"rank-{self.rank:05d}|replica-{self.rank:05d}(-[0-9a-f]{{8}})?"
         object.__setattr__(self, "_own", re.compile(rf"\.?({name})\.(safetensors|pt|json|failed)(\..*)?"))
 
     @property
@@ -58,15 +58,19 @@ class Writer:
         """Where ``step`` is written."""
         return self.directory / step_folder(step, self.epoch)
 
-    def write(self, step: int, images: Sequence[PartImage]) -> None:
-        """Write this rank's files and then its manifest. Raises OSError, or CheckpointError when fenced."""
+    def write(self, step: int, images: Sequence[PartImage], needs: tuple[str, ...] = ()) -> None:
+        """Write this rank's files and then its manifest. Raises OSError, or CheckpointError when fenced.
+
+        ``needs`` are the parts that this rank would load: there is no checkpoint without them, whoever writes them.
+        """
         check_epoch(self.directory, self.epoch)
         folder = self.folder(step)
         make_folder(folder)
         remove_files([folder / self._failed_name])
         parts = tuple(write_part(folder, image) for image in images)
         sync_folder(folder)
-        content = encode(RankManifest(step, self.epoch, self.rank, self.world_size, time.time(), parts))
+        manifest = RankManifest(step, self.epoch, self.rank, self.world_size, time.time(), parts, needs)
+        content = encode(manifest)
         write_file(folder / rank_manifest_name(self.rank), len(content), [content])
         sync_folder(folder)
 
@@ -91,12 +95,14 @@ class Writer:
     def commit(self, step: int) -> bool:
         """Write the step's manifest if every rank's is there; True if this call did.
 
-        Raises OSError, CheckpointError when a newer epoch is at work, ValueError if a rank manifest is damaged.
+        Raises OSError, CheckpointError when a newer epoch is at work or a rank needs what none has written, ValueError
+        if a rank manifest is damaged.
         """
         folder = self.folder(step)
         if self.complete(step) or self.missing_rank(step) is not None:
             return False
         ranks = [self._read_rank(folder, rank) for rank in range(self.world_size)]
+        _check_needs(step, [rank for rank, _ in ranks])
         content = encode(_step_manifest(step, self.epoch, ranks))
         check_epoch(self.directory, self.epoch)
         # Whoever made the folder may have died before its name was durable; others' manifests may be there but not yet
@@ -160,6 +166,17 @@ class Writer:
 
 def _manifest_first(name: str) -> tuple[bool, str]:
     return not name.endswith(".json"), name
+
+
+def _check_needs(step: int, ranks: Sequence[RankManifest]) -> None:
+    there = {part.name for rank in ranks for part in rank.parts}
+    for rank in ranks:
+        missing = [name for name in rank.needs if name not in there]
+        if missing:
+            raise CheckpointError(
+                f"step {step}: rank {rank.rank} needs {', '.join(missing)}, which no rank has written",
+                hint="name the same ranks in 'replicated' on each of them",
+            )
 
 
 def _step_manifest(step: int, epoch: int, ranks: Sequence[tuple[RankManifest, bytes]]) -> StepManifest:

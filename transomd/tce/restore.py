@@ -32,7 +32,7 @@ class Memory(Protocol):
         ...
 
     def opened(self) -> list[Any]:
-        """Its parts: keys, layout, reader."""
+        """Its parts: layout, reader."""
         ...
 
 
@@ -220,31 +220,37 @@ def _check_none_left(directory: Path, bound: int | None, answers: list[list[str]
 def load_into(found: Found, state: dict[str, Any], rank: int, world_size: int) -> None:
     """Bring the checkpoint into ``state``. CheckpointError, before anything is changed, if it does not fit."""
     # Here and not above: who only lists or writes needs no torch.
+    from transomd.tce.joined import Joined
     from transomd.tce.merge import Merge
 
     wanted = loadable(found.manifest, rank, world_size)
-    keys = list(state) or [key for part in wanted for key in part.keys]
-    _check_keys(found.manifest, wanted, keys, world_size)
-    opened = found.memory.opened() if found.memory else _opened(found, wanted)
-    merges = [Merge(layout, reader, [k for k in there if k in keys]) for there, layout, reader in opened]
-    for merge in merges:
-        merge.check(state)
-    for merge in merges:
-        merge.apply(state)
+    there = _whole_keys(found.manifest, wanted, world_size)
+    keys = list(state) or there
+    _check_keys(found.manifest, there, keys, world_size)
+    parts = Joined(found.memory.opened() if found.memory else _opened(found, wanted))
+    Merge(parts, state, [key for key in there if key in keys]).apply(state)
 
 
 def _opened(found: Found, wanted: list[PartEntry]) -> list[Any]:
     from transomd.tce.payload import TensorReader, read_layout
 
     parts = load_parts(found.folder, found.manifest, {part.name for part in wanted})
-    return [(part.keys, read_layout(found.folder, part), TensorReader(found.folder, part)) for part in parts]
+    return [(read_layout(found.folder, part), TensorReader(found.folder, part)) for part in parts]
 
 
-def _check_keys(manifest: StepManifest, wanted: list[PartEntry], keys: list[str], world_size: int) -> None:
-    there = {key for part in wanted for key in part.keys}
+def _whole_keys(manifest: StepManifest, wanted: list[PartEntry], world_size: int) -> list[str]:
+    """The keys that can be loaded: with another number of ranks none of which a part is some ranks' alone."""
+    held = dict.fromkeys(key for part in wanted for key in part.keys)
+    if manifest.world_size == world_size:
+        return list(held)
+    others = {key for part in manifest.parts if part not in wanted for key in part.keys}
+    return [key for key in held if key not in others]
+
+
+def _check_keys(manifest: StepManifest, there: list[str], keys: list[str], world_size: int) -> None:
     missing = [key for key in keys if key not in there]
     if not missing:
-        ignored = sorted(there - set(keys))
+        ignored = sorted(set(there) - set(keys))
         if ignored:
             log.info("left in the checkpoint, as the program's state has no such key: %s", ", ".join(ignored))
         return
@@ -253,7 +259,9 @@ def _check_keys(manifest: StepManifest, wanted: list[PartEntry], keys: list[str]
         raise CheckpointError(
             f"step {manifest.step} was saved by {manifest.world_size} ranks and this program has {world_size}: "
             f"{', '.join(missing)} differ from rank to rank and cannot be dealt out anew",
-            hint=f"run with {manifest.world_size} ranks, or leave these keys out of the state to load",
+            hint=f"run with {manifest.world_size} ranks, or leave these keys out of the state to load. DTensors that "
+            "are saved through transomd.tce.dcp are loaded on any number of ranks, and so is what 'transom ckpt export "
+            "--to dcp' makes of them",
         )
     raise CheckpointError(
         f"step {manifest.step} does not hold {', '.join(missing)}; it holds {', '.join(sorted(anywhere)) or 'nothing'}",

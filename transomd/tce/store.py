@@ -43,8 +43,10 @@ class Store:
         """Where checkpoints are."""
         return self.writer.directory
 
-    def put(self, step: int, images: Sequence[PartImage]) -> bool:
+    def put(self, step: int, images: Sequence[PartImage], needs: tuple[str, ...] = ()) -> bool:
         """Write this rank's share of ``step`` durably; False if it has been written in this epoch already.
+
+        ``needs``: the parts that this rank would load, whoever writes them.
 
         Raises OSError or MemoryError (see ``told``), CheckpointError if a newer epoch or another program is at work.
         """
@@ -54,7 +56,7 @@ class Store:
             log.warning("step %d was saved in this epoch already; it is not written again", step)
             return False
         begun = time.monotonic()
-        self.writer.write(step, images)
+        self.writer.write(step, images, needs)
         size = human_bytes(sum(image.bytes for image in images))
         log.info("step %d: rank %d wrote %s in %.2f s", step, self.writer.rank, size, time.monotonic() - begun)
         return True

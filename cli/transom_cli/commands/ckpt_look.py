@@ -18,12 +18,12 @@ from transomd.tce.manifest import MANIFEST, Part, PartEntry, StepManifest, Tenso
 from transomd.words import ExitCode
 
 PARTS = ("PART", "WRITTEN BY", "LOADED BY", "SIZE", "TENSORS", "KEYS")
-PART_LIMITS = (16, 12, 16, 10, 8, 0)
+PART_LIMITS = (24, 12, 16, 10, 8, 0)
 TENSORS = ("TENSOR", "TYPE", "SHAPE", "SIZE", "PART")
 TENSOR_LIMITS = (1 << 16, 16, 24, 10, 0)
 FILES = ("RANK", "TIER", "SIZE", "FILE")
 FILE_LIMITS = (6, 8, 10, 0)
-_RANKED = re.compile(r"\.?(?:rank|replica)-(\d+)\.")
+_RANKED = re.compile(r"\.?(?:rank|replica)-(\d+)(?:-[0-9a-f]{8})?\.")
 
 
 @click.command("show", short_help="Keys and tensors of one, and who wrote them.")

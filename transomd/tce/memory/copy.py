@@ -20,7 +20,7 @@ def lay_out(payloads: Sequence[tuple[Payload, bool]], rank: int, world_size: int
     for payload, stored in payloads:
         rest_at = at + aligned(payload.tensor_bytes)
         size, rest = payload.tensor_bytes, len(payload.rest)
-        keys = tuple(payload.layout.tree)
+        keys = payload.layout.keys
         places.append(Place(payload.name, payload.ranks, keys, payload.records, at, size, rest_at, rest, stored))
         at = rest_at + aligned(rest)
     return Table(rank, world_size, needs, tuple(places))

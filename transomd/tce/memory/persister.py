@@ -216,7 +216,7 @@ class Persister:
         store = self._store(state.epoch, table.world_size)
         stored = self._parts(entry, table)
         try:
-            store.put(state.step, stored)
+            store.put(state.step, stored, table.needs)
         except CheckpointError as error:
             self._note_fenced(error)
             self._failed(entry, error)

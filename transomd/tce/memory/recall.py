@@ -129,12 +129,12 @@ class Recall:
         """The parts that are held, and the slots in which they are."""
         return [(held.place, held.memory) for held in self._held]
 
-    def opened(self) -> list[tuple[tuple[str, ...], Layout, MemoryReader]]:
-        """The parts that are held: their keys, what is no tensor, and the tensors."""
+    def opened(self) -> list[tuple[Layout, MemoryReader]]:
+        """The parts that are held: what is no tensor, and the tensors."""
         # Here and not above: torch.
         from transomd.tce.payload import MemoryReader, layout_of
 
-        return [(held.place.keys, layout_of(bytes(held.rest)), _reader(held, MemoryReader)) for held in self._held]
+        return [(layout_of(bytes(held.rest)), _reader(held, MemoryReader)) for held in self._held]
 
     def release(self) -> None:
         """Let go of what is held."""

@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from transomd.tce.errors import CheckpointError, storage_error
 from transomd.tce.files import make_folder, sync_folder
 from transomd.tce.layout import path_text
+from transomd.tce.portable.nest import leaves
 
 FORMATS = ("dcp", "safetensors", "torch")
 
@@ -57,7 +58,7 @@ def check_new(out: Path) -> None:
 
 def state_bytes(state: Mapping[str, Any]) -> int:
     """The bytes of all tensors in ``state``."""
-    return sum(value.nbytes for _, value in _leaves(state, ()) if isinstance(value, torch.Tensor))
+    return sum(value.nbytes for _, value in leaves(state, ()) if isinstance(value, torch.Tensor))
 
 
 def _check_room(folder: Path, needed: int) -> None:
@@ -106,7 +107,7 @@ def _safetensors(state: Mapping[str, Any]) -> Plan:
     tensors: dict[str, torch.Tensor] = {}
     lacking: list[str] = []
     seen: set[int] = set()
-    for path, value in _leaves(state, ()):
+    for path, value in leaves(state, ()):
         name = ".".join(str(key) for key in path)
         if not isinstance(value, torch.Tensor):
             lacking.append(path_text(path))
@@ -135,17 +136,6 @@ _WRITERS: Mapping[str, Callable[[Mapping[str, Any]], Plan]] = {
     "safetensors": _safetensors,
     "torch": _torch,
 }
-
-
-def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, (*path, key))
-    elif type(value) in (list, tuple):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*path, index))
-    else:
-        yield path, value
 
 
 def _sync(path: Path) -> None:

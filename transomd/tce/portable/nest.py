@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,18 @@ def assemble(
             target = target.narrow(dim, offset, length)
         target.copy_(chunk)
     return whole
+
+
+def leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What a nested value consists of, each with its path."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+    else:
+        yield path, value
 
 
 def nested(flat: Mapping[str, Any], paths: Mapping[str, Sequence[str | int]] | None) -> dict[str, Any]:

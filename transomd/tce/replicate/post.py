@@ -110,11 +110,13 @@ class Post:
 
     def _here(self, offer: Offer, place: Place) -> str:
         """Whether this node's own ranks hold a part alike, or may do so soon (see ``transfer.Here``)."""
-        if len(place.ranks) < 2:
+        tenants = [tenant for tenant in self._tenants() if str(tenant.directory) == offer.directory]
+        alike = [tenant for tenant in tenants if tenant.rank in place.ranks]
+        if len(place.ranks) < 2 or (tenants and not alike):
             return "no"
         different = False
-        for tenant in self._tenants():
-            for entry in tenant.staged() if str(tenant.directory) == offer.directory else []:
+        for tenant in alike:
+            for entry in tenant.staged():
                 if (entry[2].epoch, entry[2].step) == (offer.state.epoch, offer.state.step):
                     known = told(tenant.digests(entry)).get(place.name)
                     if known == offer.digests.get(place.name):
