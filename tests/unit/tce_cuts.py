@@ -22,15 +22,20 @@ Judge = Callable[[int, Path, bool], str]
 """Says what is wrong with a disk: the step that was promised, where it is laid out, whether to go on from it."""
 
 
+LAST = (1, 2)
+"""Of three ranks, those that hold something alike."""
+
+
 def state_of(step: int, rank: int) -> dict[str, Any]:
     """Every element says its place and its step."""
     shared, own = torch.arange(1500) + 10_000 * step, torch.arange(300) + 10_000 * step + rank
-    return {"shared": shared, "own": own, "step": (step, rank)}
+    return {"shared": shared, "pair": shared + (rank in LAST), "own": own, "step": (step, rank)}
 
 
 def engine_of(root: Path, rank: int, ranks: int, epoch: int) -> CheckpointEngine:
     """``save`` itself writes, by the same code as the keeper does."""
-    settings: dict[str, Any] = {"keep": 2, "replicated": ("shared",), "memory": False}
+    declared = {"shared": range(ranks), **({"pair": LAST} if ranks == 3 and rank in LAST else {})}
+    settings: dict[str, Any] = {"keep": 2, "replicated": declared, "memory": False}
     return CheckpointEngine(root / "c", rank=rank, world_size=ranks, epoch=epoch, **settings)
 
 
@@ -165,5 +170,5 @@ def _load(folder: Path, rank: int, ranks: int, epoch: int) -> int:
         return -1
     wanted = state_of(step, rank)
     assert state["step"] == wanted["step"]
-    assert all(torch.equal(state[key], wanted[key]) for key in ("shared", "own")), f"step {step} is torn"
+    assert all(torch.equal(state[key], wanted[key]) for key in ("shared", "pair", "own")), f"step {step} is torn"
     return step

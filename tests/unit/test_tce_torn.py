@@ -42,6 +42,12 @@ def test_no_rank_is_told_of_a_step_before_it_outlives_a_power_cut_whoever_comple
     assert count >= 2
 
 
+def test_the_same_where_two_of_three_ranks_hold_something_alike(tmp_path: Path) -> None:
+    count, wrong = found(6, 3, (1.0,), tmp_path / "4", promises_only=True)
+    assert not wrong
+    assert count >= 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10, 14))
 def test_the_same_at_every_point_of_two_ranks(tmp_path: Path, seed: int) -> None:
