@@ -5,6 +5,7 @@ Several ranks are several engines here: no rank waits for another, so one proces
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,17 @@ def held(directory: Path, rank: int) -> list[str]:
     return sorted(name for _, _, step, _, _, names in found if step == 1 for name in names)
 
 
+def digested(directory: Path, rank: int) -> bool:
+    """Whether this node knows the digests of all that it holds of step 1 for a rank."""
+    link = call(directory, rank, 4, start=False)
+    assert link is not None
+    answer, descriptors = link.ask("hold", epoch=1, step=1)
+    link.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return all(slot["digests"] for slot in answer["slots"])
+
+
 def test_a_node_has_each_part_once_and_each_rank_loads_what_is_its_own(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,10 +269,12 @@ def test_parts_of_a_lost_node_come_from_the_ranks_that_hold_the_same(
             on((n1, n2)[rank // 2])
             monkeypatch.setenv("LOCAL_RANK", str(rank % 2))
             engines.append(engine_of(directory, rank, storage_every=NEVER))
-        handles = [engine.save(1, state_of(1, rank)) for rank, engine in reversed([*enumerate(engines)])]
-        for handle in handles[2:]:
-            handle.wait("replica", timeout=60)
+        for rank in (2, 3):
+            engines[rank].save(1, state_of(1, rank))
         on(n2)
+        assert wait_for(lambda: digested(directory, 2) and digested(directory, 3), 60), n2.status()
+        for handle in [engines[rank].save(1, state_of(1, rank)) for rank in (0, 1)]:
+            handle.wait("replica", timeout=60)
         halves = [Groups({"k": ranks}, ranks[0], 4).name_of("k") for ranks in PAIRS]
         assert held(directory, 2) == sorted([*(f"rank-{rank:05d}" for rank in range(4)), *halves, "replica-00000"])
         n1.kill()
