@@ -53,7 +53,7 @@ def _grant(view: JobView, settings: Settings) -> Grant:
 
 
 def _refusal(view: JobView, report: LauncherReport) -> str:
-    if report.attempt != view.attempt.number:
+    if not view.attempts or report.attempt != view.attempt.number:
         return f"attempt {report.attempt} is not the current one"
     known = view.attempt.slurm_job_id
     if known is not None and report.slurm_job_id != known:
