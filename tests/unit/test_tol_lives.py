@@ -13,9 +13,11 @@ from transom_slurm.fake import SubmitFate
 from transom_sql.records import Intent
 
 from transomd.api.views import job_json
+from transomd.health.types import CheckResult, NodeReport
 from transomd.tee.types import Evidence
 from transomd.tol.attempts import EXCLUDE_FOR_S, next_attempt
-from transomd.words import Action, Blame, FailureClass, JobState, LauncherPhase, Role
+from transomd.tol.decide import decide
+from transomd.words import Action, Blame, FailureClass, JobState, LauncherPhase, Outcome, Role
 
 
 @pytest.fixture
@@ -288,6 +290,30 @@ async def test_a_driver_that_is_replaced_under_a_program_ends_no_launch(world: S
     world.at_step(8, lambda _: world.unfit.update(dict.fromkeys(["n1", "n2", "n3", "n4"], found)))
     assert await world.end() is JobState.COMPLETED, world.story()
     assert (len(world.launched), world.incidents()) == (1, []), world.story()
+
+
+async def test_a_check_that_fails_on_most_nodes_of_a_program_that_runs_ends_no_launch(world: SimWorld) -> None:
+    world.steps = 60
+    await world.submit()
+    world.at_step(8, lambda _: world.unfit.update({n: ["gpu-count"] for n in ("n1", "n2", "n3")}))
+    await world.until(lambda: "speaks against the check" in world.job().reason, "it is said", 60)
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert (len(world.launched), world.incidents(), world.drained()) == (1, [], []), world.story()
+
+
+async def test_one_node_that_is_bad_waits_for_the_word_of_the_others_but_not_for_long(world: SimWorld) -> None:
+    await world.submit()
+    await world.until(lambda: world.state() is JobState.RUNNING)
+    assert world.operator is not None
+    now, bad = world.now + 1, CheckResult(check="xid", outcome=Outcome.UNFIT)
+    first = NodeReport(node="n1", at=now, reached=True, results=(bad,))
+    seen = replace(world.operator.world(), health={**world.operator.world().health, "n1": first})
+    patience = world.settings.health.probe_timeout_s
+    assert decide(world.view(), seen, world.settings, now).wake_at == now + patience
+    assert decide(world.view(), seen, world.settings, now + patience).state is JobState.RECOVERING
+    well = {name: NodeReport(node=name, at=now, reached=True) for name in ("n2", "n3")}
+    heard = replace(seen, health={**seen.health, **well})
+    assert decide(world.view(), heard, world.settings, now).state is JobState.RECOVERING
 
 
 async def test_a_spare_found_unfit_during_recovery_is_not_used(world: SimWorld) -> None:

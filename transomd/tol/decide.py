@@ -12,12 +12,13 @@ from transom_slurm.nodesets import fold
 from transom_slurm.types import SlurmJob
 
 from transomd.health.gpu import MISMATCH
+from transomd.health.types import CheckResult, NodeReport
 from transomd.settings import Settings
 from transomd.tol import endings, facts, gate, recover
 from transomd.tol.attempts import first_attempt, submit_intent
 from transomd.tol.rollback import from_step
 from transomd.tol.transitions import check_move
-from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay
+from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay, waits
 from transomd.words import IntentState, JobState, LauncherPhase
 
 FATAL_WHILE_RUNNING = frozenset({"gpu-count", "xid"})
@@ -116,12 +117,25 @@ def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) ->
     reason = f"epoch {launch.epoch} runs on {fold(nodes)}{from_step(view.job.data)}"
     if not interval or not view.spec.health.probe:
         return stay(view, reason)
-    for node, found in facts.probed(world, nodes, launch.started_at).items():
-        fatal = [r for r in found.unfit if r.check in FATAL_WHILE_RUNNING and r.signature not in LETS_RUN]
-        if fatal:
-            why = f"{node}: {fatal[0].check}: {fatal[0].evidence or fatal[0].value}"
-            return endings.open_incident(view, now, detected_by="probe", detected_at=found.at, reason=why)
-    return stay(view, reason, wants=(Want(kind="probe", since=now - interval, nodes=nodes, job_id=view.job.id),))
+    look = Want(kind="probe", since=now - interval, nodes=nodes, job_id=view.job.id)
+    bad = [(found, r) for found in facts.probed(world, nodes, launch.started_at).values() if (r := _fatal(found))]
+    if not bad:
+        return stay(view, reason, wants=(look,))
+    (found, result), patience = bad[0], settings.health.probe_timeout_s
+    if set(nodes) - facts.probed(world, nodes, found.at).keys() and waits(found.at, patience, now):
+        return stay(view, reason, wants=(look,), wake_at=found.at + patience)
+    if len(bad) > 2 and len(bad) * 2 > len(nodes):
+        # What breaks most nodes at once would end the program by itself: it is the look at them that is wrong.
+        reason += f"; {result.check} fails on most of its nodes at once, which speaks against the check"
+        return stay(view, reason, wants=(look,))
+    why = f"{found.node}: {result.check}: {result.evidence or result.value}"
+    return endings.open_incident(view, now, detected_by="probe", detected_at=found.at, reason=why)
+
+
+def _fatal(found: NodeReport) -> CheckResult | None:
+    """Return the first result that no running program is to be left to."""
+    bad = (r for r in found.unfit if r.check in FATAL_WHILE_RUNNING and r.signature not in LETS_RUN)
+    return next(bad, None)
 
 
 _BY_STATE: dict[JobState, Callable[[JobView, World, Settings, float], Decision]] = {
