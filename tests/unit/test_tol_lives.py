@@ -10,6 +10,7 @@ import pytest
 from tol_launcher import SimLauncher
 from tol_world import SimWorld, quick_settings
 from transom_slurm.fake import SubmitFate
+from transom_slurm.types import JobBase
 from transom_sql.records import Intent
 
 from transomd.api.views import job_json
@@ -314,6 +315,20 @@ async def test_one_node_that_is_bad_waits_for_the_word_of_the_others_but_not_for
     well = {name: NodeReport(node=name, at=now, reached=True) for name in ("n2", "n3")}
     heard = replace(seen, health={**seen.health, **well})
     assert decide(world.view(), heard, world.settings, now).state is JobState.RECOVERING
+
+
+async def test_a_job_that_slurm_suspends_is_let_be_and_given_its_time_when_it_goes_on(world: SimWorld) -> None:
+    world.steps = 1000
+    await world.submit()
+    await world.until(lambda: world.state() is JobState.RUNNING)
+    world.slurm._jobs[1].base = JobBase.SUSPENDED
+    world.launchers[0].deaf_until = world.now + 306
+    await world.run(300)
+    assert "Slurm job 1 is suspended" in world.job().reason
+    world.slurm._jobs[1].base = JobBase.RUNNING
+    await world.run(20)
+    assert (world.state(), world.incidents()) == (JobState.RUNNING, []), world.story()
+    assert "suspended" not in world.job().reason
 
 
 async def test_a_spare_found_unfit_during_recovery_is_not_used(world: SimWorld) -> None:

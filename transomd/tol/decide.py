@@ -23,6 +23,8 @@ from transomd.words import IntentState, JobState, LauncherPhase
 
 FATAL_WHILE_RUNNING = frozenset({"gpu-count", "xid"})
 """Checks whose failure ends a running launch. Others (space, clock, throttling) wait for the next restart."""
+HAS_NODES = frozenset({JobState.CHECKING, JobState.RUNNING, JobState.RECOVERING})
+"""States in which a launcher that cannot speak would be taken for lost."""
 LETS_RUN = frozenset({MISMATCH})
 """Signatures of what keeps only a new program from starting: an update of the driver, on every node within minutes."""
 
@@ -49,6 +51,9 @@ def decide(view: JobView, world: World, settings: Settings, now: float) -> Decis
 def _decide(view: JobView, world: World, settings: Settings, now: float) -> Decision:
     if view.job.cancel_requested_by:
         return _cancel(view, world, now)
+    if view.state in HAS_NODES and facts.suspended(view, world.slurm):
+        said = f"Slurm job {view.attempt.slurm_job_id} is suspended; nothing is done until it goes on"
+        return stay(view, said, wants=(Want(kind="slurm", since=now),))
     return _BY_STATE[view.state](view, world, settings, now)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from transom_slurm.states import job_terminal, job_waiting
-from transom_slurm.types import SlurmJob
+from transom_slurm.types import JobBase, SlurmJob
 from transom_sql.records import Attempt, Event, Job, Launch
 
 from transomd.api.wire import LauncherReport, LaunchReport
@@ -15,7 +15,7 @@ from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tee.types import Evidence
 from transomd.tol.rollback import bound
-from transomd.tol.view import Absence, JobView, World, with_data
+from transomd.tol.view import Absence, JobView, SlurmView, World, with_data
 from transomd.words import IntentState
 
 MANY = 3
@@ -65,6 +65,12 @@ def ended(job: SlurmJob) -> bool:
 def requeued(job: SlurmJob) -> bool:
     """Whether Slurm put the job back into the queue all the same (``PrologFlags=ForceRequeueOnFail``)."""
     return job.restarts > 0 and job_waiting(job.status)
+
+
+def suspended(view: JobView, slurm: SlurmView) -> bool:
+    """Whether Slurm has stopped the job's processes (``scontrol suspend``, gang scheduling): they keep their nodes."""
+    job = slurm.job(view.attempt) if view.attempts else None
+    return isinstance(job, SlurmJob) and (job.status.base is JobBase.SUSPENDED or "STOPPED" in job.status.flags)
 
 
 def slurm_job(view: JobView, world: World, now: float) -> SlurmJob | Absence:

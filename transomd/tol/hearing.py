@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from transomd.settings import Settings
-from transomd.tol.view import JobView
+from transomd.tol.facts import suspended
+from transomd.tol.view import JobView, SlurmView
 from transomd.words import JobState
 
 log = logging.getLogger("transom.loop")
@@ -50,6 +51,12 @@ class Hearing:
             return views
         now = self._clock()
         return {i: replace(view, report_at=min(now, view.report_at + seconds)) for i, view in views.items()}
+
+    def while_suspended(self, views: dict[int, JobView], slurm: SlurmView) -> dict[int, JobView]:
+        """Return the jobs with the launchers of those heard now that Slurm has suspended: they cannot speak."""
+        still = {job_id for job_id, view in views.items() if suspended(view, slurm)}
+        now = self._clock()
+        return {i: replace(view, report_at=now) if i in still else view for i, view in views.items()}
 
     def count(self, views: Iterable[JobView], settings: Settings) -> None:
         """Find out anew whether this daemon is deaf."""
