@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -38,7 +38,7 @@ class Reader(Protocol):
 def join(layouts: Sequence[Layout]) -> tuple[Layout, dict[str, tuple[int, str]]]:
     """One layout of several parts, and for each name in it the number of its part and its name there.
 
-    CheckpointError if what lies in other parts than the tree of its key is not in them.
+    ``elsewhere`` says what is still in other parts than these.
     """
     whole, names, apart = Layout({}), {}, Counter[str]()
     for number, layout in enumerate(layouts):
@@ -50,13 +50,18 @@ def join(layouts: Sequence[Layout]) -> tuple[Layout, dict[str, tuple[int, str]]]
         whole.shards.update({ours[name]: shard for name, shard in layout.shards.items()})
         whole.elsewhere.update(layout.elsewhere)
         apart.update(path[0] for path in layout.tensors if path[0] not in layout.tree)
-    for key in whole.tree:
-        if apart[key] != whole.elsewhere.get(key, 0):
-            raise CheckpointError(
-                f"{key} has {whole.elsewhere.get(key, 0)} tensors in other parts than its own; there are {apart[key]}",
-                hint="name the same ranks in 'replicated' on each of them",
-            )
+    whole.elsewhere = {key: count - apart[key] for key, count in whole.elsewhere.items() if count != apart[key]}
     return whole, names
+
+
+def check_whole(layout: Layout, keys: Iterable[str]) -> None:
+    """CheckpointError if there are tensors of these keys in other parts than those that were joined."""
+    lacking = [f"{key} ({count} tensors)" for key in keys if (count := layout.elsewhere.get(key))]
+    if lacking:
+        raise CheckpointError(
+            f"what this rank holds together with others is not in the checkpoint: {', '.join(lacking)}",
+            hint="name the same ranks in 'replicated' on each of them",
+        )
 
 
 class Joined:

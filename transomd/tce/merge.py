@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from transomd.tce.errors import CheckpointError
-from transomd.tce.joined import Joined
+from transomd.tce.joined import Joined, check_whole
 from transomd.tce.layout import Path, as_array, child, is_array, is_stateful, path_text, rebuild
 from transomd.tce.payload import is_plain
 from transomd.tce.program import Program
@@ -24,6 +24,7 @@ class Merge:
 
     def __init__(self, parts: Joined, state: dict[str, Any], keys: Sequence[str]) -> None:
         """CheckpointError names what of ``state`` the checkpoint has no value for, or another share of."""
+        check_whole(parts.layout, keys)
         self._layout = parts.layout
         self._reader = parts
         self._keys = keys

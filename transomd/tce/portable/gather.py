@@ -17,7 +17,7 @@ from transomd.tce.dcp.facts import DamagedError, written_by_dcp
 from transomd.tce.dcp.source import Source
 from transomd.tce.errors import CheckpointError
 from transomd.tce.files import digest
-from transomd.tce.joined import join
+from transomd.tce.joined import check_whole, join
 from transomd.tce.layout import Layout, put_together
 from transomd.tce.manifest import FileRecord, Part, StepManifest, read_step_manifest
 from transomd.tce.payload import read_layout
@@ -60,7 +60,7 @@ def _of_ranks(folder: Path, manifest: StepManifest, rank: int, own: bool, on_rea
     opened = _Opened(folder, manifest, on_read)
     mine = [part.name for part in manifest.parts if rank in part.ranks]
     layout, names = join([opened.layout(name) for name in mine])
-
+    check_whole(layout, layout.tree)
     tensors = whole_tensors(layout, opened.all() if layout.shards else [])
     for name in names.keys() - tensors.keys():
         tensor = opened.tensor(mine[names[name][0]], names[name][1])
