@@ -55,7 +55,7 @@ def test_our_own_database_gives_back_what_was_written() -> None:
 
 
 def test_a_sender_cannot_vouch_for_itself() -> None:
-    assert Evidence.from_json(over_the_wire(EVIDENCE.to_json())).forgeable
+    assert read_evidence(over_the_wire(EVIDENCE.to_json())).forgeable
     told = read_verdict(over_the_wire(VERDICT.to_json()))
     assert told.drainable == ()
     assert told.evidence[0].forgeable
@@ -70,7 +70,7 @@ def test_unknown_keys_are_dropped_and_lists_and_texts_are_cut() -> None:
         "peer_ranks": [1] * 100_000,
         "from_the_future": {"a": 1},
     }
-    read = Evidence.from_json(data)
+    read = read_evidence(data)
     assert (len(read.text), len(read.peer_nodes)) == (MAX_TEXT, MAX_NAMES)
     assert len(read.node) < 300
     assert len(read.peer_ranks) < 2000
@@ -103,7 +103,7 @@ def test_unknown_keys_are_dropped_and_lists_and_texts_are_cut() -> None:
 )
 def test_a_wrong_value_is_refused_by_name(key: str, value: object, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        Evidence.from_json({**EVIDENCE.to_json(), key: value})
+        read_evidence({**EVIDENCE.to_json(), key: value})
 
 
 @pytest.mark.parametrize("data", [None, 3, "x", [], [1]])
@@ -115,7 +115,7 @@ def test_what_is_no_object_is_refused(data: Any) -> None:
 
 
 def test_texts_come_out_fit_to_be_stored_and_shown() -> None:
-    read = Evidence.from_json({**EVIDENCE.to_json(), "text": "a\x1b[2J\ud800\u202eb\nc", "node": "n\x00"})
+    read = read_evidence({**EVIDENCE.to_json(), "text": "a\x1b[2J\ud800\u202eb\nc", "node": "n\x00"})
     assert read.text == "a [2J? b\nc"
     assert read.node == "n "
     read.text.encode()
@@ -132,7 +132,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*EVIDENCE.to_json(), "other"]), JSON))
 def test_any_object_is_read_or_refused(changes: dict[str, Any]) -> None:
     try:
-        read = Evidence.from_json({**EVIDENCE.to_json(), **changes})
+        read = read_evidence({**EVIDENCE.to_json(), **changes})
     except ValueError:
         return
-    assert Evidence.from_json(over_the_wire(read.to_json())) == read
+    assert read_evidence(over_the_wire(read.to_json())) == read

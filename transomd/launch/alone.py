@@ -8,14 +8,14 @@ from typing import Any
 from transomd.api.wire import FailureReport, Grant
 from transomd.health.judge import judge
 from transomd.health.profile import Profile
-from transomd.tee.types import Evidence
+from transomd.tee.wire import read_evidence
 
 
 def may_restart(grant: Grant | None, age_s: float, left: int, failure: FailureReport | None) -> bool:
     """Whether a grant of that age has a restart left for this failure; none is made where the program is at fault."""
     if grant is None or failure is None or left < 1 or age_s > grant.for_s:
         return False
-    found = [Evidence.from_json(e) for e in failure.evidence]
+    found = [read_evidence(e) for e in failure.evidence]
     return not any(e.role == "root" and e.blame == "program" for e in found)
 
 

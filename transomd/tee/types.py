@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,19 +44,8 @@ class Evidence:
     forgeable: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that :meth:`from_json` reads."""
+        """Return a JSON object that :func:`transomd.tee.wire.read_evidence` reads."""
         return {key: value for key, value in asdict(self).items() if value not in (None, "", ())}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """Read what :meth:`to_json` wrote, maybe by a newer or hostile sender: unknown keys are dropped, text is cut.
-
-        The result is always ``forgeable``; our own database is read with ``wire.read_evidence(data, trusted=True)``.
-        Raises ValueError on a wrong type or an unknown word.
-        """
-        from transomd.tee.wire import read_evidence
-
-        return read_evidence(data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,11 @@ _W = TypeVar("_W", bound=Word)
 
 
 def read_evidence(data: Mapping[str, Any], *, trusted: bool = False) -> Evidence:
-    """Read one piece of evidence; unknown keys are dropped, text is cut, lists are bounded.
+    """Read what :meth:`Evidence.to_json` wrote, maybe by a newer or hostile sender.
 
-    Unless ``trusted`` (our own database), the result is always ``forgeable``: a sender cannot vouch for itself.
-    Raises ValueError on a missing key, a wrong type or an unknown word.
+    Unknown keys are dropped, text is cut, lists are bounded. Unless ``trusted`` (our own database), the result is
+    always ``forgeable``: a sender cannot vouch for itself. Raises ValueError on a missing key, a wrong type or an
+    unknown word.
     """
     _require_mapping(data)
     return Evidence(

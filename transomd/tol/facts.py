@@ -14,6 +14,7 @@ from transomd.api.wire import LauncherReport, LaunchReport
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tee.types import Evidence
+from transomd.tee.wire import read_evidence
 from transomd.tol.rollback import bound
 from transomd.tol.view import Absence, JobView, SlurmView, World, with_data
 from transomd.words import IntentState
@@ -278,6 +279,6 @@ def readable(items: Iterable[Mapping[str, Any]]) -> Iterator[Evidence]:
     """Read a launcher's evidence. It is the user's own: what cannot be read proves nothing, and stops nothing."""
     for item in items:
         try:
-            yield Evidence.from_json(item)
+            yield read_evidence(item)
         except ValueError:
             continue
