@@ -1,7 +1,6 @@
-"""The one table of Slurm's job and node states: words, codes, flags, what counts as ended, whom a node belongs to.
+"""Reads job and node states as any of Slurm's tools prints them, and tells whose the drain of a node is.
 
-Source: ``slurm.h`` and ``slurm_protocol_defs.c`` of 22.05 to 26.05. A word that is in neither table is kept as it is
-and never read as an end, a drain or a fitness.
+A word that is not in the table (:mod:`.statewords`) is kept as it is.
 """
 
 from __future__ import annotations
@@ -10,59 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from transom_slurm.statewords import JOB_BASES, JOB_FLAGS, NODE_BASES, NODE_FLAGS
 from transom_slurm.types import JobBase, JobStatus, NodeStatus, SlurmNode
-
-
-@dataclass(frozen=True, slots=True)
-class JobWord:
-    """One word of a job's state. ``code`` is squeue's short form, ``live`` says that the job has not ended for good."""
-
-    word: str
-    code: str
-    live: bool
-    meaning: str
-
-
-JOB_BASES: tuple[JobWord, ...] = (
-    JobWord("PENDING", "PD", True, "waits for nodes"),
-    JobWord("RUNNING", "R", True, "has its nodes"),
-    JobWord("SUSPENDED", "S", True, "stopped by an administrator or gang scheduling"),
-    JobWord("COMPLETED", "CD", False, "exit code 0"),
-    JobWord("CANCELLED", "CA", False, "ended by a person, by its owner or by slurmctld"),
-    JobWord("FAILED", "F", False, "exit code other than 0"),
-    JobWord("TIMEOUT", "TO", False, "time limit reached"),
-    JobWord("NODE_FAIL", "NF", False, "a node was lost"),
-    JobWord("PREEMPTED", "PR", True, "made way for another job; ended unless it may be requeued"),
-    JobWord("BOOT_FAIL", "BF", False, "a node did not boot"),
-    JobWord("DEADLINE", "DL", False, "could not end before its deadline"),
-    JobWord("OUT_OF_MEMORY", "OOM", False, "killed for memory"),
-)
-
-JOB_FLAGS: tuple[JobWord, ...] = (
-    JobWord("COMPLETING", "CG", True, "processes or epilogs are still ending"),
-    JobWord("STAGE_OUT", "SO", True, "burst buffer is being copied out"),
-    JobWord("CONFIGURING", "CF", True, "nodes boot or run their prolog"),
-    JobWord("EXPEDITING", "", True, "being requeued with its nodes kept (25.11 and later)"),
-    JobWord("RESIZING", "RS", True, "its set of nodes changes"),
-    JobWord("REQUEUED", "RQ", True, "being put back into the queue"),
-    JobWord("REQUEUE_FED", "RF", True, "being put back into the queue by the federation"),
-    JobWord("REQUEUE_HOLD", "RH", True, "put back into the queue, held"),
-    JobWord("SPECIAL_EXIT", "SE", True, "put back into the queue, held, for its exit code"),
-    JobWord("STOPPED", "ST", True, "got SIGSTOP, keeps its nodes"),
-    JobWord("REVOKED", "RV", True, "runs on another cluster of the federation"),
-    JobWord("RESV_DEL_HOLD", "RD", True, "held because its reservation was deleted"),
-    JobWord("SIGNALING", "SI", True, "a signal is on its way to it"),
-    JobWord("POWER_UP_NODE", "", True, "its nodes are being powered up"),
-    JobWord("LAUNCH_FAILED", "", False, "its launch failed"),
-    JobWord("GETENV_FAILED", "", False, "the user's environment could not be read"),
-    JobWord("RECONFIG_FAIL", "", False, "node configuration failed"),
-    JobWord("UPDATE_DB", "", False, "bookkeeping of slurmctld (JSON up to 24.05)"),
-)
 
 _BASE_BY_WORD = {w.word: JobBase(w.word) for w in JOB_BASES} | {w.code: JobBase(w.word) for w in JOB_BASES}
 _FLAG_BY_WORD = {w.word: w.word for w in JOB_FLAGS} | {w.code: w.word for w in JOB_FLAGS if w.code}
-_ENDED_BASES = frozenset(JobBase(w.word) for w in JOB_BASES if not w.live)
-_QUIET_FLAGS = frozenset(w.word for w in JOB_FLAGS if not w.live)
 
 
 def parse_job_status(text: str | Iterable[str]) -> JobStatus:
@@ -80,16 +31,6 @@ def parse_job_status(text: str | Iterable[str]) -> JobStatus:
     return JobStatus(bases[0], flags)
 
 
-def job_terminal(status: JobStatus, *, may_requeue: bool = True) -> bool:
-    """Whether a job in this state has ended for good.
-
-    PREEMPTED is an end only for a job that cannot be requeued (``may_requeue=False``, as for every job that transom
-    submits). An administrator may still requeue a finished job, so the answer holds for now, not for ever.
-    """
-    ended = status.base in _ENDED_BASES or (status.base is JobBase.PREEMPTED and not may_requeue)
-    return ended and status.flags <= _QUIET_FLAGS
-
-
 def job_waiting(status: JobStatus) -> bool:
     """Whether the job waits in the queue, held or not, and has no nodes."""
     waiting = {"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -98,57 +39,6 @@ def job_waiting(status: JobStatus) -> bool:
     return status.base is JobBase.UNKNOWN and bool(status.flags) and status.flags <= waiting
 
 
-@dataclass(frozen=True, slots=True)
-class NodeWord:
-    """One flag of a node's state. ``foreign`` says that a person or a maintenance owns a node that bears it."""
-
-    word: str
-    suffix: str
-    foreign: bool
-    meaning: str
-
-
-NODE_BASES: dict[str, str] = {
-    "UNKNOWN": "slurmctld has not heard of it yet, or the text shows only a flag",
-    "DOWN": "cannot be used",
-    "IDLE": "no job",
-    "ALLOCATED": "all of it is given to jobs",
-    "MIXED": "a part of it is given to jobs",
-    "ERROR": "an error that slurmctld does not name",
-    "FUTURE": "defined for later use",
-}
-
-NODE_FLAGS: tuple[NodeWord, ...] = (
-    NodeWord("DRAIN", "", True, "takes no new job"),
-    NodeWord("COMPLETING", "+", False, "a job's processes or epilog are still ending"),
-    NodeWord("NOT_RESPONDING", "*", False, "slurmctld does not hear its slurmd"),
-    NodeWord("MAINTENANCE", "$", True, "in a maintenance reservation"),
-    NodeWord("RESERVED", "", True, "in a reservation"),
-    NodeWord("FAIL", "", True, "marked as failing by a person"),
-    NodeWord("REBOOT_REQUESTED", "@", True, "will reboot when free"),
-    NodeWord("REBOOT_ISSUED", "^", True, "reboots"),
-    NodeWord("REBOOT_CANCEL", "", True, "a reboot is being called off"),
-    NodeWord("PLANNED", "-", True, "kept for a job that the backfill scheduler will start"),
-    NodeWord("BLOCKED", "", True, "kept free by an exclusive topology job"),
-    NodeWord("INVALID_REG", "", True, "registered with less than configured"),
-    NodeWord("POWER_DOWN", "!", True, "will be powered down"),
-    NodeWord("POWER_DOWN_ASAP", "", True, "will be powered down when its jobs end"),
-    NodeWord("POWER_DOWN_FORCE", "", True, "is powered down whatever runs on it"),
-    NodeWord("POWER_DRAIN", "", True, "drains in order to be powered down"),
-    NodeWord("POWER_UP", "#", True, "will be powered up"),
-    NodeWord("POWERING_DOWN", "%", True, "is being powered down"),
-    NodeWord("POWERING_UP", "#", True, "is being powered up"),
-    NodeWord("POWERED_DOWN", "~", True, "is off"),
-    NodeWord("CLOUD", "", False, "made on demand"),
-    NodeWord("EXTERNAL", "", True, "managed outside Slurm"),
-    NodeWord("DYNAMIC_FUTURE", "", False, "was defined for later use and came alive"),
-    NodeWord("DYNAMIC_NORM", "", False, "came by itself"),
-    NodeWord("UNDRAIN", "", True, "a drain is being lifted"),
-    NodeWord("RESUME", "", True, "is being brought back"),
-)
-
-_NODE_FLAG_WORDS = frozenset(w.word for w in NODE_FLAGS)
-_FOREIGN_FLAGS = frozenset(w.word for w in NODE_FLAGS if w.foreign)
 _SUFFIX_FLAGS = {w.suffix: w.word for w in NODE_FLAGS if w.suffix} | {"#": "POWERING_UP"}
 
 # What sinfo prints for several flags at once, long and compact; the base is UNKNOWN where the word hides it.
@@ -186,7 +76,7 @@ _NODE_ALIASES: dict[str, tuple[str, ...]] = {
 def parse_node_status(text: str | Iterable[str]) -> NodeStatus:
     """Read a node state: ``IDLE+DRAIN`` (scontrol), ``drng*`` or ``mix-`` (sinfo), or a JSON list.
 
-    A word never heard of is kept as a flag; :func:`node_reserved` then leaves the node alone.
+    A word never heard of is kept as a flag; the node is then left alone.
     """
     parts = text.strip().split("+") if isinstance(text, str) else list(text)
     bases: list[str] = []
@@ -200,16 +90,6 @@ def parse_node_status(text: str | Iterable[str]) -> NodeStatus:
     if not bases or len(set(bases)) > 1:
         return NodeStatus("UNKNOWN", frozenset(flags | set(bases)))
     return NodeStatus(bases[0], frozenset(flags))
-
-
-def node_reserved(status: NodeStatus) -> bool:
-    """Whether a person, a maintenance, a reboot or the power saver owns this node: transom leaves it as it is.
-
-    True as well for a drained node, whoever drained it (ask :func:`drain_is_own`), and for a flag that this version
-    does not know. False for DOWN and NOT_RESPONDING: slurmctld says those, and a dead node is what a drain is for
-    (:func:`drain_refusal` tells a node that a person set DOWN).
-    """
-    return bool(status.flags & _FOREIGN_FLAGS) or not status.flags <= _NODE_FLAG_WORDS or status.base == "FUTURE"
 
 
 class ReasonSource(str, Enum):
@@ -269,7 +149,7 @@ def reason_source(reason: str, *, prefix: str = OWN_PREFIX) -> ReasonSource:
 
 def drain_refusal(node: SlurmNode) -> str:
     """Why transom must not drain this node now, or ``""``: it is reserved, or a person's words stand in its reason."""
-    if node_reserved(node.status):
+    if node.status.reserved_for_people:
         return f"{node.name} is {node.state_text}"
     if reason_source(node.reason) is ReasonSource.PERSON:
         return f"{node.name} bears a reason that {node.reason_user or 'a person'} wrote: {node.reason}"

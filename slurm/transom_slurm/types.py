@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from transom_slurm.statewords import job_ended, node_reserved
+
 
 class JobBase(str, Enum):
     """A job's base state (slurm.h ``enum job_states``), plus ``UNKNOWN`` for a word this version has never heard of."""
@@ -38,10 +40,8 @@ class JobStatus:
 
     @property
     def terminal(self) -> bool:
-        """Whether the job has ended for good; defined in :mod:`transom_slurm.states`, the one table of states."""
-        from transom_slurm.states import job_terminal
-
-        return job_terminal(self)
+        """Whether the job has ended for good, by the one table of states (:mod:`.statewords`)."""
+        return job_ended(self.base.value, self.flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,7 @@ class SlurmJob:
     @property
     def ended(self) -> bool:
         """Whether it has ended for good; unlike ``status.terminal`` it knows that a preempted job may not return."""
-        from transom_slurm.states import job_terminal
-
-        return job_terminal(self.status, may_requeue=self.may_requeue)
+        return job_ended(self.status.base.value, self.status.flags, may_requeue=self.may_requeue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +109,8 @@ class NodeStatus:
 
     @property
     def reserved_for_people(self) -> bool:
-        """Whether a person or a maintenance owns it, so that transom leaves it alone (:mod:`.states`)."""
-        from transom_slurm.states import node_reserved
-
-        return node_reserved(self)
+        """Whether a person or a maintenance owns it, so that transom leaves it alone (:mod:`.statewords`)."""
+        return node_reserved(self.base, self.flags)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,17 @@ from pathlib import Path
 
 import pytest
 from transom_slurm.states import (
-    JOB_BASES,
-    JOB_FLAGS,
-    NODE_BASES,
-    NODE_FLAGS,
     SLURM_REASONS,
     DrainRecord,
     ReasonSource,
     drain_is_own,
     drain_refusal,
-    job_terminal,
     job_waiting,
-    node_reserved,
     parse_job_status,
     parse_node_status,
     reason_source,
 )
+from transom_slurm.statewords import JOB_BASES, JOB_FLAGS, NODE_BASES, NODE_FLAGS, job_ended
 from transom_slurm.types import JobBase, JobStatus, NodeStatus, SlurmNode
 
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
@@ -60,7 +55,7 @@ def test_every_base_state_in_every_spelling(base: object) -> None:
     status = JobStatus(JobBase(word))
     for text in (word, word.lower(), code, [word], f"{word} by 1000"):
         assert parse_job_status(text) == status
-    assert status.terminal is job_terminal(status) is (word in ENDED)
+    assert status.terminal is (word in ENDED)
 
 
 @pytest.mark.parametrize("flag", JOB_FLAGS, ids=lambda w: w.word)
@@ -76,10 +71,9 @@ def test_every_flag_alone_and_with_every_base(flag: object) -> None:
 
 
 def test_preempted_is_an_end_only_without_requeue() -> None:
-    status = parse_job_status("PREEMPTED")
-    assert not job_terminal(status)
-    assert job_terminal(status, may_requeue=False)
-    assert not job_terminal(parse_job_status(["PREEMPTED", "COMPLETING"]), may_requeue=False)
+    assert not parse_job_status("PREEMPTED").terminal
+    assert job_ended("PREEMPTED", (), may_requeue=False)
+    assert not job_ended("PREEMPTED", ("COMPLETING",), may_requeue=False)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +95,7 @@ def test_waiting_in_the_queue() -> None:
 @pytest.mark.parametrize("base", NODE_BASES)
 def test_every_node_base(base: str) -> None:
     assert parse_node_status(base) == parse_node_status([base]) == NodeStatus(base)
-    assert node_reserved(NodeStatus(base)) is (base == "FUTURE")
+    assert NodeStatus(base).reserved_for_people is (base == "FUTURE")
 
 
 @pytest.mark.parametrize("flag", NODE_FLAGS, ids=lambda w: w.word)
@@ -109,7 +103,7 @@ def test_every_node_flag(flag: object) -> None:
     word, foreign = flag.word, flag.foreign  # type: ignore[attr-defined]
     status = parse_node_status(f"IDLE+{word}")
     assert status == NodeStatus("IDLE", frozenset({word}))
-    assert node_reserved(status) is status.reserved_for_people is foreign
+    assert status.reserved_for_people is foreign
 
 
 @pytest.mark.parametrize(
@@ -152,7 +146,7 @@ def test_drained_is_not_draining() -> None:
 
 
 def test_a_node_with_a_flag_never_heard_of_is_left_alone() -> None:
-    assert node_reserved(parse_node_status("IDLE+NEW_IN_2030"))
+    assert parse_node_status("IDLE+NEW_IN_2030").reserved_for_people
 
 
 @pytest.mark.parametrize("text", SLURM_REASONS)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from transom_slurm.states import job_terminal, job_waiting
+from transom_slurm.states import job_waiting
+from transom_slurm.statewords import job_ended
 from transom_slurm.types import JobBase, SlurmJob
 from transom_sql.records import Attempt, Event, Job, Launch
 
@@ -60,7 +61,7 @@ def fitting_report(view: JobView) -> LauncherReport | None:
 
 def ended(job: SlurmJob) -> bool:
     """Whether Slurm says that the job is over for good. transom submits nothing that Slurm may put back by itself."""
-    return job_terminal(job.status, may_requeue=False)
+    return job_ended(job.status.base.value, job.status.flags, may_requeue=False)
 
 
 def requeued(job: SlurmJob) -> bool:
