@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 import torch
 from tce_keepers import own_place, wait_for
 from tce_nodes import Node, nodes, on, pair
+from tce_wire import Wire
 from xxhash import xxh3_64_intdigest
 
 from transomd.proof import NotOfThisJob
@@ -290,72 +289,6 @@ def test_a_flipped_bit_in_memory_is_found_and_the_next_best_used(
         assert loaded(directory, found[1]) == found[0]
         if damaged == "n2":
             assert wait_for(lambda: "damaged in memory" in there[damaged].log.read_text(), 60)
-        engine.close(0)
-
-
-class Wire:
-    """A cable between two keepers: counts the bytes that go over it, and is cut after some."""
-
-    def __init__(self, port: int, cuts: list[int]) -> None:
-        self.there = port
-        self.cuts = cuts
-        self.carried: list[int] = []
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        self._closed = False
-        self._thread = threading.Thread(target=self._accept)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        with self._server:
-            while not self._closed:
-                here, _ = self._server.accept()
-                there = socket.create_connection(("127.0.0.1", self.there))
-                self.carried.append(0)
-                cut = self.cuts.pop(0) if self.cuts else 1 << 60
-                threading.Thread(target=self._both, args=(here, there, len(self.carried) - 1, cut)).start()
-
-    def _both(self, here: socket.socket, there: socket.socket, number: int, cut: int) -> None:
-        with here, there:
-            back = threading.Thread(target=self._carry, args=(there, here, None, 1 << 60))
-            back.start()
-            self._carry(here, there, number, cut)
-            back.join()
-
-    def _carry(self, source: socket.socket, target: socket.socket, number: int | None, cut: int) -> None:
-        total = 0
-        with contextlib.suppress(OSError):
-            while total < cut and (content := source.recv(1 << 16)):
-                target.sendall(content)
-                total += len(content)
-                if number is not None:
-                    self.carried[number] = total
-        for sock in (source, target):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Take no more calls; what is connected goes on until a side hangs up."""
-        self._closed = True
-        with socket.create_connection(("127.0.0.1", self.port)):
-            self._thread.join()
-
-
-def test_a_cut_connection_goes_on_where_it_was_cut(directory: Path) -> None:
-    size = 24 * CHUNK // 16
-    with nodes(directory.parent, 2) as (n1, n2):
-        wire = Wire(n2.port, cuts=[10 * CHUNK, 8 * CHUNK])
-        n2.port = wire.port
-        pair([n1, n2], {"n1": "n2"})
-        on(n1)
-        engine = saver(directory)
-        engine.save(1, state_of(1, size)).wait("replica", timeout=60)
-        assert n2.copies() == [1]
-        assert len(wire.carried) == 3
-        whole = 4 * 4 * size
-        # Of each cut at most the chunks that were on their way go again.
-        assert sum(wire.carried) < whole + 2 * 3 * CHUNK
-        wire.close()
         engine.close(0)
 
 

@@ -27,8 +27,8 @@ def together(items: Iterable[Item], work: Callable[[Iterator[Item]], Iterable[Fo
         # At the end of the interpreter no thread is to be had any more.
         with contextlib.suppress(RuntimeError):
             for _ in range(min(len(todo), threads()) - 1):
-                helpers.append(_pool(os.getpid()).submit(lambda: list(work(_taken(todo)))))
-        found = list(work(_taken(todo)))
+                helpers.append(_pool(os.getpid()).submit(lambda: list(work(taken(todo)))))
+        found = list(work(taken(todo)))
     finally:
         todo.clear()  # where the work was broken off, by Ctrl-C perhaps
         begun = [helper for helper in helpers if not helper.cancel()]
@@ -45,7 +45,8 @@ def _wait(helpers: list[Future[list[Found]]]) -> None:
         raise
 
 
-def _taken(todo: deque[Item]) -> Iterator[Item]:
+def taken(todo: deque[Item]) -> Iterator[Item]:
+    """What is left to do, for one of several threads that share it."""
     while True:
         try:
             yield todo.popleft()

@@ -53,11 +53,13 @@ class Chunk:
 class Peer:
     """One end of a connection. Raises OSError (ConnectionError, TimeoutError); not safe for several threads.
 
-    ``wanted`` is asked while the other side lets us wait: whether to break off (GaveWay).
+    ``wanted`` is asked while the other side lets us wait: whether to break off (GaveWay). ``key`` is the connection's,
+    known to both sides and to nobody else, once they have met.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.wanted: Callable[[], bool] = never
+        self.key = ""
         self._socket = sock
         self._limit = STRANGERS_LIMIT
         sock.settimeout(LOOK_S)
@@ -81,14 +83,14 @@ class Peer:
         theirs = text(answer, "nonce")
         check(answer, _proof(token, "called", mine, theirs))
         self.send({"proof": _proof(token, "caller", mine, theirs)})
-        self._limit = LIMIT
+        self._limit, self.key = LIMIT, mine + theirs
 
     def welcome(self, token: str) -> None:
         """The side that was called: see that the caller is of this job."""
         theirs, mine = text(self.receive(), "nonce"), secrets.token_hex(16)
         self.send({"nonce": mine, "proof": _proof(token, "called", theirs, mine)})
         check(self.receive(), _proof(token, "caller", theirs, mine))
-        self._limit = LIMIT
+        self._limit, self.key = LIMIT, theirs + mine
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message."""

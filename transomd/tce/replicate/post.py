@@ -23,6 +23,7 @@ from transomd.tce.replicate.copies import Copies, Copy
 from transomd.tce.replicate.holdings import Holder, Holding, Step, decode, holdings, loadable
 from transomd.tce.replicate.offer import Offer, Told, told
 from transomd.tce.replicate.peer import Peer
+from transomd.tce.replicate.streams import WIDE, YES, Streams
 
 log = logging.getLogger("transom.tce.keeper")
 
@@ -55,6 +56,7 @@ class Post:
         self._holders = holders
         self._tenants = tenants
         self._strangers = threading.Semaphore(STRANGERS)
+        self._streams: dict[str, Streams] = {}
         try:
             self._listener = socket.create_server(("", port), backlog=128)
         except OSError as error:
@@ -79,6 +81,7 @@ class Post:
 
     def _serve(self, sock: socket.socket) -> None:
         peer = Peer(sock)
+        streams = Streams(peer)
         try:
             try:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -86,25 +89,31 @@ class Post:
             finally:
                 self._strangers.release()
             while True:
-                self._answer(peer, peer.receive(IDLE_S))
+                self._answer(streams, peer.receive(IDLE_S))
         except OSError as error:
             log.debug("a peer is gone: %s", error)
         except (ValueError, KeyError, TypeError) as error:
             log.warning("a peer sent what is no request: %r", error)
         finally:
-            peer.close()
+            self._streams.pop(peer.key, None)
+            streams.close()
 
-    def _answer(self, peer: Peer, message: dict[str, Any]) -> None:
-        asked = message["t"]
+    def _answer(self, streams: Streams, message: dict[str, Any]) -> None:
+        asked, peer = message["t"], streams.first
         if asked == "offer":
             offer = transfer.decode(message)
             self.begun[offer.directory] = (offer.state.epoch, offer.state.step)
-            transfer.receive(peer, offer, self._copies, self._here, bool(message["insist"]))
+            transfer.receive(streams, offer, self._copies, self._here, bool(message["insist"]))
         elif asked == "list":
             found = holdings(self._holders(str(message["directory"])))
             peer.send({"t": "held", "held": [one.encode() for one in found]})
         elif asked == "pull":
-            self._hand_out(peer, message)
+            self._hand_out(streams, message)
+        elif asked == "lead":
+            self._streams[peer.key] = streams
+            peer.send(YES)
+        elif asked == "join":
+            self._streams[str(message["key"])].join(peer)
         else:
             raise ValueError(asked)
 
@@ -124,7 +133,7 @@ class Post:
                     different = different or known is not None
         return "no" if different else "later"
 
-    def _hand_out(self, peer: Peer, message: dict[str, Any]) -> None:
+    def _hand_out(self, streams: Streams, message: dict[str, Any]) -> None:
         """Send a step that somebody wants to load."""
         epoch, step = int(message["epoch"]), int(message["step"])
         for holder in self._holders(str(message["directory"])):
@@ -133,19 +142,19 @@ class Post:
                 if (state.epoch, state.step) == (epoch, step) and arena.acquire(slot, state.seq):
                     taken = False
                     try:
-                        taken = self._hand_to(peer, offer_of(str(message["directory"]), holder, entry), arena, slot)
+                        taken = self._hand_to(streams, offer_of(str(message["directory"]), holder, entry), arena, slot)
                     finally:
                         # Also where the other side hung up without a word, or the table is damaged.
                         if not taken:
                             quarantine_if_damaged(holder, entry)
                         arena.release(slot)
                     return
-        peer.send({"t": "gone"})
+        streams.first.send({"t": "gone"})
 
     @staticmethod
-    def _hand_to(peer: Peer, offer: Offer, arena: Arena, slot: int) -> bool:
+    def _hand_to(streams: Streams, offer: Offer, arena: Arena, slot: int) -> bool:
         """Whether the other side has it now. Raises OSError."""
-        result, why = transfer.send(peer, offer, arena, slot, lambda: False, True)
+        result, why = transfer.send(streams, offer, arena, slot, lambda: False, True)
         if result != transfer.DONE:
             log.warning("step %d of rank %d was not taken: %s", offer.state.step, offer.rank, why)
         return result == transfer.DONE
@@ -206,7 +215,13 @@ class Post:
 
     def _receive(self, name: str, held: Holding, copy: Copy) -> str:
         (host, port, _), directory = self.keepers[name], copy.directory
-        with contextlib.closing(Peer.dial((host, port), self.token, SEARCH_S)) as peer:
+
+        def call() -> Peer:
+            return Peer.dial((host, port), self.token, SEARCH_S)
+
+        with contextlib.closing(Streams(call())) as streams:
+            streams.lead()
+            peer = streams.first
             peer.send({"t": "pull", "directory": directory, "rank": held.rank, "epoch": held.epoch, "step": held.step})
             message = peer.receive()
             if message.get("t") != "offer":
@@ -217,7 +232,9 @@ class Post:
                 return f"it offers what is no step: {error!r}"
             if offer.key != (directory, held.rank):
                 return f"it offers what is of rank {offer.rank}"
-            return transfer.take(peer, offer, copy, self._copies, self._here, insist=True, anyhow=True)
+            if offer.state.table_offset >= WIDE:
+                streams.widen(call)
+            return transfer.take(streams, offer, copy, self._copies, self._here, insist=True, anyhow=True)
 
 
 def offer_of(directory: str, holder: Holder, entry: tuple[Arena, int, SlotState]) -> Offer:

@@ -18,6 +18,7 @@ from transomd.tce.replicate.offer import Key
 from transomd.tce.replicate.peer import Peer
 from transomd.tce.replicate.post import offer_of, quarantine_if_damaged
 from transomd.tce.replicate.standing import FIRST_RETRY_S, LAST_RETRY_S, Address, Partner, Standing
+from transomd.tce.replicate.streams import WIDE, Streams
 
 AGAIN_S = 0.05
 """How soon what the partner may have by itself in a moment is offered again."""
@@ -43,8 +44,8 @@ class Sender:
         self._aimed_at = 0.0
         self._done_at = 0.0
         self._partner: Partner | None = None
-        self._peer: Peer | None = None
-        self._peer_of: Partner | None = None
+        self._streams: Streams | None = None
+        self._streams_to: Partner | None = None
         self._bell = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -105,26 +106,26 @@ class Sender:
         # Nobody looks at what is due for a rank that is not here any more: it is not waited for.
         due = [at for tenant in self._tenants() if (at := partner.ranks[_key(tenant)].look_at)]
         waits = [max(0.001, at - now) for at in due]
-        return min([*waits, LOOK_S] if self._peer or self._aim else waits, default=None)
+        return min([*waits, LOOK_S] if self._streams or self._aim else waits, default=None)
 
     def _one(self, partner: Partner | None) -> bool:
         """Copy one slot; False if there is none to copy now."""
         if partner is None or partner is not self._partner:
             self._hang_up()
             return False
-        if self._peer is not None and self._peer.gone:
+        if self._streams is not None and self._streams.first.gone:
             self._hang_up()
             partner.gone()
         for tenant in self._tenants():
             standing = partner.ranks[_key(tenant)]
             if standing.held_back(time.monotonic()) or self._choose(tenant, standing) is None:
                 continue
-            peer = self._connected(partner)
+            streams = self._connected(partner)
             # Chosen once more: the program may have saved while we called.
             entry = self._choose(tenant, standing)
             if entry is not None and entry[0].acquire(entry[1], entry[2].seq):
                 try:
-                    self._copy(tenant, entry, partner, peer)
+                    self._copy(tenant, entry, partner, streams)
                 finally:
                     entry[0].release(entry[1])
                 return True
@@ -152,7 +153,7 @@ class Sender:
         begun = self._begun.get(str(tenant.directory))
         return max(ready, key=lambda entry: _rank_of(entry[2], begun), default=None)
 
-    def _copy(self, tenant: Tenant, entry: Entry, partner: Partner, peer: Peer) -> None:
+    def _copy(self, tenant: Tenant, entry: Entry, partner: Partner, streams: Streams) -> None:
         arena, slot, state = entry
         key = _key(tenant)
         standing = partner.ranks[key]
@@ -164,7 +165,10 @@ class Sender:
             # A partner that was lost may leave us waiting for its answer.
             return crowded(arena, slot) or partner is not self._partner
 
-        result, why = transfer.send(peer, offer, arena, slot, wanted, insist, self._cap)
+        if state.table_offset >= WIDE and not self._cap.rate:
+            streams.lead()
+            streams.widen(lambda: Peer.dial(partner.address[1], self._token))
+        result, why = transfer.send(streams, offer, arena, slot, wanted, insist, self._cap)
         if partner is not self._partner:
             return
         if result == transfer.DONE:
@@ -178,16 +182,16 @@ class Sender:
             partner.tell(f"{partner.node} does not take the copy of step {state.step} of rank {tenant.rank}: {why}")
             standing.refuse(state.order, time.monotonic())
 
-    def _connected(self, partner: Partner) -> Peer:
-        if self._peer is None or self._peer_of is not partner:
+    def _connected(self, partner: Partner) -> Streams:
+        if self._streams is None or self._streams_to is not partner:
             self._hang_up()
-            self._peer, self._peer_of = Peer.dial(partner.address[1], self._token), partner
-        return self._peer
+            self._streams, self._streams_to = Streams(Peer.dial(partner.address[1], self._token)), partner
+        return self._streams
 
     def _hang_up(self) -> None:
-        if self._peer is not None:
-            self._peer.close()
-            self._peer = None
+        if self._streams is not None:
+            self._streams.close()
+            self._streams = None
 
 
 def crowded(arena: Arena, slot: int) -> bool:

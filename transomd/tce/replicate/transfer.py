@@ -5,12 +5,14 @@ Either side may die at any point. What has come counts when the same step is off
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from typing import Any
 
 from xxhash import xxh3_128_digest
 
+from transomd.tce.crew import taken
 from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.slots import STAGED, SlotState
 from transomd.tce.memory.table import Place
@@ -18,6 +20,7 @@ from transomd.tce.rate import Cap
 from transomd.tce.replicate.copies import Copies, Copy, Incoming, NotYet, Refused, piece
 from transomd.tce.replicate.offer import Offer
 from transomd.tce.replicate.peer import CHUNK, END, STOPPED, GaveWay, Peer, never
+from transomd.tce.replicate.streams import Streams
 
 UNCAPPED = Cap(0)
 ROUNDS = 4
@@ -50,7 +53,7 @@ def decode(message: dict[str, Any]) -> Offer:
 
 
 def send(
-    peer: Peer,
+    streams: Streams,
     offer: Offer,
     arena: Arena,
     slot: int,
@@ -64,40 +67,57 @@ def send(
     which ends the transfer (LATER, or GaveWay where the other side is silent). ``insist``: the other side must not wait
     until it has a part anyhow. ``cap`` bounds the bytes per second. Raises OSError.
     """
-    peer.wanted = wanted
+    peer, end = streams.first, offer.state.table_offset
+    streams.give_way_to(wanted)
     peer.send({**encode(offer), "insist": insist})
     while True:
         answer = peer.receive(FINISH_S)
         if answer.get("t") != "want":
             return str(answer.get("t")), str(answer.get("why", ""))
-        for number in _numbers(answer["chunks"], -(-offer.state.table_offset // CHUNK)):
-            if wanted():
-                peer.send_mark(STOPPED)
-                return LATER, "the memory was wanted for something newer"
-            content = piece(arena, slot, number, offer.state.table_offset)
-            peer.send_chunk(number, content, cap.portions(content, wanted))
-        peer.send_mark(END)
+        numbers = _numbers(answer["chunks"], -(-end // CHUNK))
+        if not _give_all(streams, ((number, piece(arena, slot, number, end)) for number in numbers), wanted, cap):
+            return LATER, "the memory was wanted for something newer"
 
 
-def receive(peer: Peer, offer: Offer, copies: Copies, here: Here, insist: bool) -> None:
+def _give_all(streams: Streams, pieces: Iterable[tuple[int, memoryview]], wanted: Callable[[], bool], cap: Cap) -> bool:
+    """Send over all streams; False if the memory was wanted before all was sent."""
+    todo = deque(pieces)
+    return all(streams.each(lambda stream: _give(stream, taken(todo), wanted, cap)))
+
+
+def _give(peer: Peer, pieces: Iterable[tuple[int, memoryview]], wanted: Callable[[], bool], cap: Cap) -> bool:
+    """Send over one stream what the others leave; False if the memory was wanted before all was sent."""
+    for number, content in pieces:
+        if wanted():
+            peer.send_mark(STOPPED)
+            return False
+        peer.send_chunk(number, content, cap.portions(content, wanted))
+    peer.send_mark(END)
+    return True
+
+
+def receive(streams: Streams, offer: Offer, copies: Copies, here: Here, insist: bool) -> None:
     """Answer an offer that nobody asked for; who waits to load another step of the rank goes first. Raises OSError."""
     copy = copies.of(offer.key)
     if not copy.busy.acquire(blocking=False):
-        _answer(peer, LATER, "another transfer of this rank is under way")
+        _answer(streams.first, LATER, "another transfer of this rank is under way")
         return
-    peer.wanted = copy.awaited.is_set
+    streams.give_way_to(copy.awaited.is_set)
     try:
-        take(peer, offer, copy, copies, here, insist)
+        take(streams, offer, copy, copies, here, insist)
     finally:
-        peer.wanted = never
+        streams.give_way_to(never)
         copy.busy.release()
 
 
-def take(peer: Peer, offer: Offer, copy: Copy, copies: Copies, here: Here, insist: bool, anyhow: bool = False) -> str:
+def take(
+    streams: Streams, offer: Offer, copy: Copy, copies: Copies, here: Here, insist: bool, anyhow: bool = False
+) -> str:
     """Take of an offer what is not here, publish it, and say so; '', or why it is not here. Raises OSError.
 
     For who has made ``copy``, which is of this rank, ``busy``. ``anyhow``: also what is older than a copy that is here.
     """
+    peer = streams.first
     try:
         places = offer.checked_table().places
         if copy.has(offer):
@@ -111,7 +131,7 @@ def take(peer: Peer, offer: Offer, copy: Copy, copies: Copies, here: Here, insis
         for _ in range(ROUNDS):
             if got.missing:
                 peer.send({"t": "want", "chunks": _ranges(got.missing)})
-                if not _take(peer, got):
+                if not all(streams.each(lambda stream: _take(stream, got))):
                     return "the sender stopped"
             if not got.missing:
                 break
@@ -129,7 +149,7 @@ def take(peer: Peer, offer: Offer, copy: Copy, copies: Copies, here: Here, insis
 
 
 def _take(peer: Peer, got: Incoming) -> bool:
-    """Receive chunks until the sender has sent all; False if it stopped. What is damaged stays missing."""
+    """Receive chunks over one stream until no more come; False if the sender stopped. What is damaged stays missing."""
     while (head := peer.receive_head()).number != END:
         if head.number == STOPPED:
             return False

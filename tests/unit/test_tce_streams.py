@@ -1,0 +1,122 @@
+"""Copies of large steps over several TCP streams, between real keepers, and over cables that are slow or cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tce_keepers import own_place
+from tce_nodes import Node, nodes, on, pair
+from tce_wire import Wire
+
+from transomd.tce import CheckpointEngine
+from transomd.tce.replicate.peer import CHUNK, Peer
+from transomd.tce.replicate.streams import STREAMS, WIDE, Streams
+
+NEVER = 1 << 62
+SIZE = 12 * CHUNK
+SLOW = 60e6
+"""Bytes a second of a cable: slow enough for every stream to get its part."""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with own_place(killed=True) as folder:
+        yield folder
+
+
+def saver(directory: Path) -> CheckpointEngine:
+    return CheckpointEngine(directory, rank=0, world_size=1, epoch=1, storage_every=NEVER)
+
+
+def state_of(step: int, size: int = SIZE) -> dict[str, Any]:
+    return {"x": torch.arange(size // 8) * step}
+
+
+def through(node: Node, cuts: list[int]) -> Wire:
+    """From now on others reach this keeper by a cable."""
+    wire = Wire(node.port, cuts, SLOW)
+    node.port = wire.port
+    return wire
+
+
+def test_a_large_step_goes_over_several_streams_there_and_back(directory: Path) -> None:
+    with nodes(directory.parent, 3) as (n1, n2, n3):
+        wire = through(n2, [])
+        pair([n1, n2, n3], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1)).wait("replica", timeout=60)
+        assert len(wire.carried) == STREAMS
+        assert sum(count > CHUNK for count in wire.carried) > 1
+        assert sum(wire.carried) < SIZE + CHUNK
+        n1.kill()
+        pair([n2, n3], {}, epoch=2)
+        on(n3)
+        loader = CheckpointEngine(directory, rank=0, world_size=1, epoch=2)
+        state: dict[str, Any] = {}
+        assert loader.load(state) == 1
+        assert state["x"].equal(state_of(1)["x"])
+        assert sum(count > CHUNK for count in wire.brought) > 1
+        wire.close()
+        loader.close(0)
+        engine.close(0)
+
+
+@pytest.mark.parametrize("cut", [0, 1], ids=["the one for words", "another one"])
+def test_a_cut_stream_ends_all_and_the_copy_goes_on_where_it_was_cut(directory: Path, cut: int) -> None:
+    with nodes(directory.parent, 2) as (n1, n2):
+        far = 1 << 60
+        wire = through(n2, [*(cut * [far]), CHUNK + CHUNK // 2, *((STREAMS - 1) * [far]), CHUNK // 2])
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1)).wait("replica", timeout=60)
+        assert n2.copies() == [1]
+        assert len(wire.carried) == 3 * STREAMS
+        # Of each cut at most the chunks that were on their way go again.
+        assert sum(wire.carried) < SIZE + 2 * 2 * STREAMS * CHUNK
+        wire.close()
+        engine.close(0)
+
+
+@pytest.mark.parametrize(("size", "rate"), [(WIDE // 2, ""), (WIDE, "500M")], ids=["small", "capped"])
+def test_one_stream_is_enough_for_a_small_step_and_where_the_rate_is_capped(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, size: int, rate: str
+) -> None:
+    monkeypatch.setenv("TRANSOM_CHECKPOINT_REPLICA_RATE", rate)
+    with nodes(directory.parent, 2) as (n1, n2):
+        wire = through(n2, [])
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1, size)).wait("replica", timeout=60)
+        assert len(wire.carried) == 1
+        wire.close()
+        engine.close(0)
+
+
+def test_a_stream_joins_only_what_was_opened_by_who_knows_its_key(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,):
+        token = n1.token.read_text()
+
+        def call() -> Peer:
+            return Peer.dial(("127.0.0.1", n1.port), token)
+
+        streams = Streams(call())
+        streams.lead()
+        for _ in range(2):
+            streams.widen(call)
+        assert streams.each(lambda peer: peer.key) == list(dict.fromkeys(streams.each(lambda peer: peer.key)))
+        for key in (streams.first.key, "no such"):
+            stranger = call()
+            stranger.send({"t": "join", "key": key})
+            with pytest.raises(ConnectionError, match="closed the connection"):
+                stranger.receive()
+            stranger.close()
+        side = Streams(call())
+        streams.close()
+        side.close()
