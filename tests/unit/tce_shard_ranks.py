@@ -72,10 +72,13 @@ def keep(place: Path) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = distribute_tensor(torch.arange(5.0), mesh, [Replicate()])
     state = {**tensors(lambda t: t), "whole": whole, "list": [whole, {"tied": whole}], "own": dist.get_rank()}
+    state["model"] = held()["model"]
     engine = engine_in(place / "kept", 1, replicated=("plain", "nested"))
     engine.save(1, state).wait("storage", 60)
     for again in (engine, engine_in(place / "kept", 1, memory=False)):
         back = {**tensors(torch.zeros_like), "whole": torch.zeros_like(whole), "list": [], "own": -1}
+        back["model"] = held()["model"]
+        change(back["model"], torch.Tensor.zero_)
         kept = back["rows8"].to_local()
         assert again.load(back) == 1
         assert back["list"][0].placements == (Replicate(),)

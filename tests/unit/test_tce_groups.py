@@ -233,22 +233,23 @@ def digested(directory: Path, rank: int) -> bool:
     return all(slot["digests"] for slot in answer["slots"])
 
 
+@pytest.mark.parametrize("a_node", [2, 4])
 def test_a_node_has_each_part_once_and_each_rank_loads_what_is_its_own(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch, a_node: int
 ) -> None:
-    """Two nodes of two ranks: each half is on both. Then one node of four: each half is there once."""
-    with nodes(directory.parent, 2) as found:
+    """Each half is on every node, whether that has two ranks or all four."""
+    with nodes(directory.parent, 4 // a_node) as found:
         engines = []
         for rank in range(4):
-            on(found[rank // 2])
-            monkeypatch.setenv("LOCAL_RANK", str(rank % 2))
+            on(found[rank // a_node])
+            monkeypatch.setenv("LOCAL_RANK", str(rank % a_node))
             engines.append(engine_of(directory, rank, storage_every=NEVER))
             engines[-1].save(1, state_of(1, rank))
         halves = [Groups({"k": ranks}, ranks[0], 4).name_of("k") for ranks in PAIRS]
         for number, node in enumerate(found):
             on(node)
-            own = [f"rank-{rank:05d}" for rank in (2 * number, 2 * number + 1)]
-            assert held(directory, 2 * number) == sorted([*own, *halves, "replica-00000"])
+            own = [f"rank-{rank:05d}" for rank in range(number * a_node, number * a_node + a_node)]
+            assert held(directory, number * a_node) == sorted([*own, *halves, "replica-00000"])
         for engine in engines:
             recall = engine._memory.recall() if engine._memory else None
             assert recall is not None
