@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.tier import MemoryTier
+
 VARIABLES = (
     *(f"TRANSOM_{name}" for name in ("CHECKPOINT_DIR", "EPOCH", "RESUME_STEP", "CHECKPOINT_KEEP", "AGENT")),
     "TRANSOM_CHECKPOINT_MEMORY",
@@ -59,6 +62,19 @@ def keeper_of(directory: Path) -> int:
     """The one keeper of the checkpoints in ``directory``."""
     (pid,) = keepers(directory.parent)
     return pid
+
+
+def arena_of(memory: MemoryTier | None) -> Arena:
+    """The memory that a program has now, to look into or to damage."""
+    assert memory is not None
+    arena = memory._pool.arena
+    assert arena is not None
+    return arena
+
+
+def newest_slot(arena: Arena) -> int:
+    """Where the newest step is."""
+    return max(range(arena.slots), key=lambda slot: arena.state(slot).order)
 
 
 def wait_for(true: Callable[[], Any], seconds: float = 10.0) -> bool:

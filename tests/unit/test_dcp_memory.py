@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tce_keepers import own_place, wait_for
+from tce_keepers import arena_of, newest_slot, own_place, wait_for
 from tce_nodes import nodes, on, pair
 
 from transomd.tce.catalogue import list_checkpoints, verify
@@ -90,15 +90,10 @@ def test_the_keeper_stores_it_as_a_checkpoint_like_any_other(place: Path) -> Non
     assert (same(state, state_of(1)), reader.loaded_from) == (True, "storage")
 
 
-def arena_of(place: Path) -> Any:
-    return tiers._tiers[place, 0].memory._pool.arena
-
-
 def damage_newest(place: Path) -> None:
-    arena = arena_of(place)
-    slot = max(range(arena.slots), key=lambda index: arena.state(index).order)
+    arena = arena_of(tiers._tiers[place, 0].memory)
     # Within the first tensor, the largest.
-    arena.image(slot)[4096 + 100] ^= 1
+    arena.image(newest_slot(arena))[4096 + 100] ^= 1
 
 
 def digests_are_taken(place: Path, step: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tce_keepers import own_place
+from tce_keepers import arena_of, newest_slot, own_place
 from test_tce_memory import complete, loaded, program, state_of
 
 from transomd.tce import CheckpointEngine
@@ -19,17 +19,6 @@ from transomd.tce.memory.table import decode
 def directory() -> Iterator[Path]:
     with own_place() as folder:
         yield folder
-
-
-def arena_of(engine: CheckpointEngine) -> Arena:
-    assert engine._memory is not None
-    arena = engine._memory._pool.arena
-    assert arena is not None
-    return arena
-
-
-def newest_slot(arena: Arena) -> int:
-    return max(range(arena.slots), key=lambda index: arena.state(index).order)
 
 
 def region(arena: Arena, slot: int, what: str) -> range:
@@ -53,7 +42,7 @@ def test_a_flipped_bit_anywhere_in_a_slot_costs_no_step_that_storage_has(directo
     engine = CheckpointEngine(directory, epoch=1)
     for step in range(1, 6):
         engine.save(step, state_of(step)).wait(timeout=60)
-        arena = arena_of(engine)
+        arena = arena_of(engine._memory)
         at = dice.choice(region(arena, newest_slot(arena), what))
         arena.memory[at] ^= 1 << dice.randrange(8)
         assert loaded(directory) == step, f"byte {at}"
@@ -67,7 +56,7 @@ def test_what_is_damaged_in_memory_and_nowhere_else_gives_way_to_the_step_before
     engine = CheckpointEngine(directory, epoch=1)
     for step in (1, 2):
         engine.save(step, state_of(step)).wait(timeout=60)
-    arena = arena_of(engine)
+    arena = arena_of(engine._memory)
     hit = region(arena, newest_slot(arena), what)
     for manifest in directory.glob("step-*/manifest.json"):
         manifest.unlink()

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tce_keepers import keeper_of, keepers, own_place, wait_for
+from tce_keepers import arena_of, keeper_of, keepers, newest_slot, own_place, wait_for
 
 from transomd.tce import CheckpointEngine, CheckpointError, restore
 from transomd.tce.catalogue import list_checkpoints, verify
@@ -384,11 +384,8 @@ def test_a_flipped_bit_in_memory_is_seen_and_the_next_is_used(
     engine = CheckpointEngine(directory)
     for step in (1, 2):
         engine.save(step, state_of(step)).wait(timeout=20)
-    tier = engine._memory
-    assert tier is not None
-    arena = tier._pool.arena
-    assert arena is not None
-    slot = max(range(arena.slots), key=lambda index: arena.state(index).order)
+    arena = arena_of(engine._memory)
+    slot = newest_slot(arena)
     arena.image(slot)[arena.state(slot).table_offset // 2] ^= 4
     # Storage has the same step, undamaged.
     assert loaded(directory) == 2
@@ -406,11 +403,8 @@ def test_a_damaged_copy_that_is_nowhere_else_gives_way_to_the_older_one(director
     handle.wait(timeout=20)
     newest = list_checkpoints(directory)[0].path
     (newest / "manifest.json").unlink()
-    tier = engine._memory
-    assert tier is not None
-    arena = tier._pool.arena
-    assert arena is not None
-    slot = max(range(arena.slots), key=lambda index: arena.state(index).order)
+    arena = arena_of(engine._memory)
+    slot = newest_slot(arena)
     arena.image(slot)[arena.state(slot).table_offset // 2] ^= 4
     assert loaded(directory, epoch=2) == 1
     engine.close()
@@ -545,8 +539,7 @@ def test_two_ranks_hold_what_is_replicated_once_a_node(directory: Path, monkeypa
         handles.append(engine.save(1, state_of(1, rank, size=100_000)))
     for handle in handles:
         handle.wait(timeout=30)
-    arenas = [engine._memory._pool.arena for engine in ranks if engine._memory]
-    sizes = [arena.slot_bytes for arena in arenas if arena]
+    sizes = [arena_of(engine._memory).slot_bytes for engine in ranks]
     assert sizes[0] > 1_600_000
     assert sizes[1] < 20_000
     recall = ranks[1]._memory.recall() if ranks[1]._memory else None
