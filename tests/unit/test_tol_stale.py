@@ -14,10 +14,10 @@ from transom_sql.records import Incident, Intent
 
 from transomd.settings import Settings
 from transomd.tol.act import Actor
-from transomd.tol.admit import MANUAL
+from transomd.tol.admit import MANUAL, REMEMBERED_S
 from transomd.tol.drains import CONFIRM_WITHIN_S, propose_drains
-from transomd.tol.view import SlurmView
-from transomd.words import IntentState
+from transomd.tol.view import SlurmView, stay
+from transomd.words import IntentState, JobState
 
 NOW = 1_800_000_000.0
 
@@ -106,3 +106,36 @@ async def test_what_a_person_asks_for_under_the_kill_switch_is_refused_and_not_d
     assert (asked.state, asked.data["error"]) == (IntentState.FAILED, f"the kill switch {switch} is set")
     assert (await actor.perform(drain("gpu-count", 0), None)).again_s is not None
     assert slurm.drains == []
+
+
+async def test_drains_of_long_ago_are_asked_of_the_database_no_more() -> None:
+    """Every refused proposal reads the drains of the week anew, in every cycle."""
+    world = SimWorld()
+    await world.start_daemon()
+    world.unfit["n2"] = ["xid"]
+    await world.submit()
+    await world.until(world.drained, "n2 is drained")
+    assert world.operator is not None
+    desk = world.operator._drains
+    assert len(await desk._history()) == 1
+    desk._proposals(world.operator.world(), world.settings, world.now + REMEMBERED_S + 1)
+    assert await desk._history() == []
+    await world.close()
+
+
+async def test_the_time_that_the_database_took_is_given_back_to_the_launcher_of_the_very_job() -> None:
+    world = SimWorld()
+    world.steps = 1000
+    await world.start_daemon()
+    await world.submit()
+    await world.until(lambda: world.state() is JobState.RUNNING)
+    world.launchers[0].deaf_until = world.now + 100
+    await world.run(8)
+    operator = world.operator
+    assert operator is not None
+    given_back = operator.books._waited
+    operator.books._waited = lambda took: given_back(60.0)
+    silent = world.now - world.view().report_at
+    await operator._docket._record(world.view(), stay(world.view(), "as slow as can be"), world.now)
+    assert (silent > 4, world.view().report_at) == (True, world.now)
+    await world.close()

@@ -200,15 +200,17 @@ class Docket:
             await self.load(view.job.id)
         else:
             # Most records are a step further of a program that runs: nothing in them has to be read back.
-            self.views[view.job.id] = merged(view, stored, decision.attempts, decision.launches)
+            new, known = merged(view, stored, decision.attempts, decision.launches), self.views.get(view.job.id, view)
+            # The time that the database took was given back to its launcher meanwhile.
+            self.views[view.job.id] = replace(new, report_at=known.report_at)
         if decision.intents:
             self._due(min(intent.not_before for intent in decision.intents))
             self._pace.woken.set()
 
     async def load(self, job_id: int) -> None:
         """Read one job anew, and keep what only lives in memory (its launcher's last report)."""
-        old = self.views.get(job_id)
         view = await self._books.db(self.read, job_id)
+        old = self.views.get(job_id)
         if view is None:
             return
         self._read_anew(view)

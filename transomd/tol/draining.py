@@ -34,14 +34,14 @@ class DrainDesk:
         self._waiting: dict[int, Incident] = {}
         self._refused: dict[str, str] = {}
         self._known: set[str] = set()
-        self._recent: list[str] = []
+        self._recent: dict[str, float] = {}
 
     async def start(self, now: float) -> None:
         """Read what an earlier daemon left."""
         self.note(await self._books.db(self._books.store.incidents))
         drains = await self._books.db(self._books.store.intents, kinds=[IntentKind.DRAIN.value])
         self._known = {intent.key for intent in drains}
-        self._recent = [intent.key for intent in drains if now - intent.created_at < REMEMBERED_S]
+        self._recent = {intent.key: intent.created_at for intent in drains}
         self._forget(now)
 
     def propose_from(self, source: Callable[[SlurmView, float], Iterable[Intent]]) -> None:
@@ -59,6 +59,7 @@ class DrainDesk:
     def _forget(self, now: float) -> None:
         limit = now - CONFIRM_WITHIN_S
         self._waiting = {i: one for i, one in self._waiting.items() if (one.diagnosed_at or now) >= limit}
+        self._recent = {key: at for key, at in self._recent.items() if now - at < REMEMBERED_S}
 
     def forget_refusals(self) -> None:
         """Say anew what is refused from now on."""
@@ -85,7 +86,7 @@ class DrainDesk:
             self._watcher.admitted(replace(admitted, refused=tuple(told)), now)
         self._refused.update({refusal.intent.key: refusal.reason for refusal in told})
         self._known |= {intent.key for intent in admitted.granted}
-        self._recent += [intent.key for intent in admitted.granted]
+        self._recent |= {intent.key: intent.created_at for intent in admitted.granted}
         return len(admitted.granted), [tripped(trip.budget, trip.reason, now) for trip in admitted.trips]
 
     def _proposals(self, world: World, settings: Settings, now: float) -> list[Intent]:
