@@ -139,3 +139,22 @@ async def test_the_time_that_the_database_took_is_given_back_to_the_launcher_of_
     await operator._docket._record(world.view(), stay(world.view(), "as slow as can be"), world.now)
     assert (silent > 4, world.view().report_at) == (True, world.now)
     await world.close()
+
+
+@pytest.mark.parametrize(("lasts_s", "drained"), [(5, []), (60, ["n2"])])
+async def test_what_may_pass_by_itself_drains_a_node_only_when_it_is_found_twice(
+    lasts_s: float, drained: list[str]
+) -> None:
+    """A mount that answers late once, or a process of the last job that is still ending, is no reason."""
+    world = SimWorld(settings=quick_settings(health={"modes": {"mounts": "drain"}}))
+    world.steps = 100
+    await world.start_daemon()
+    world.unfit["n2"] = ["mounts"]
+    await world.submit()
+    await world.until(lambda: world.incidents(), "n2 is left out")
+    await world.run(lasts_s)
+    world.unfit.clear()
+    await world.run(60)
+    assert world.drained() == drained, world.story()
+    assert world.launched[0][2] == ("n1", "n3", "n4")
+    await world.close()

@@ -16,6 +16,7 @@ from transomd.health.types import CheckResult, NodeReport
 from transomd.settings import Settings
 from transomd.tol import endings, facts, gate, recover
 from transomd.tol.attempts import first_attempt, submit_intent
+from transomd.tol.drains import to_confirm
 from transomd.tol.rollback import from_step
 from transomd.tol.transitions import check_move
 from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay, waits
@@ -122,7 +123,8 @@ def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) ->
     reason = f"epoch {launch.epoch} runs on {fold(nodes)}{from_step(view.job.data)}"
     if not interval or not view.spec.health.probe:
         return stay(view, reason)
-    look = Want(kind="probe", since=now - interval, nodes=nodes, job_id=view.job.id)
+    again = to_confirm(view.incidents, settings, now).intersection(view.attempt.nodes).difference(nodes)
+    look = Want(kind="probe", since=now - interval, nodes=(*nodes, *sorted(again)), job_id=view.job.id)
     bad = [(found, r) for found in facts.probed(world, nodes, launch.started_at).values() if (r := _fatal(found))]
     if not bad:
         return stay(view, reason, wants=(look,))

@@ -92,7 +92,7 @@ class DrainDesk:
     def _proposals(self, world: World, settings: Settings, now: float) -> list[Intent]:
         self._forget(now)
         incidents = [self._waiting[key] for key in sorted(self._waiting)]
-        found = [*propose_drains(incidents, world.slurm, settings, now, self._cleared_at)]
+        found = [*propose_drains(incidents, world.slurm, settings, now, self._cleared_at, world.health)]
         found += [intent for source in self._sources for intent in source(world.slurm, now)]
         return [intent for intent in found if intent.key not in self._known]
 

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from transom_slurm.types import SlurmNode
 from transom_sql.records import Incident, Intent
 
+from transomd.health.types import NodeReport
 from transomd.settings import Settings
+from transomd.tol.findings import AT_ONCE
 from transomd.tol.view import SlurmView
 from transomd.words import CheckMode, IntentKind, IntentState
 
@@ -26,10 +28,12 @@ def propose_drains(
     settings: Settings,
     now: float,
     cleared_at: Mapping[str, float] = MappingProxyType({}),
+    health: Mapping[str, NodeReport] = MappingProxyType({}),
 ) -> tuple[Intent, ...]:
     """Return a drain for every blamed node that unforgeable evidence confirms, where the check's mode is drain.
 
-    Nothing for a node that was put back into service (``cleared_at``) since: whoever did has seen to it.
+    Nothing for a node that was put back into service (``cleared_at``) since: whoever did has seen to it. What may pass
+    by itself must be found again by a later look (``health`` has the newest of each node).
     """
     if slurm.nodes is None:
         return ()
@@ -40,10 +44,25 @@ def propose_drains(
             continue
         for name, checks in incident.data.get("await_drain", {}).items():
             node, lifted = slurm.nodes.get(name), cleared_at.get(name, 0.0) > incident.diagnosed_at
-            check = _drain_for(node, checks, settings) if node is not None and not lifted else ""
+            again = _found(health.get(name), incident.diagnosed_at)
+            sure = [check for check in checks if check in AT_ONCE or check in again]
+            check = _drain_for(node, sure, settings) if node is not None and not lifted else ""
             if check:
                 found.append(drain_intent(incident, name, check, now))
     return tuple(found)
+
+
+def _found(report: NodeReport | None, after: float) -> frozenset[str]:
+    """Return the checks that a look begun later than that found unfit."""
+    return frozenset(r.check for r in report.unfit) if report is not None and report.at > after else frozenset()
+
+
+def to_confirm(incidents: Sequence[Incident], settings: Settings, now: float) -> frozenset[str]:
+    """Return the nodes that a second look might call for a drain of."""
+    late = [i for i in incidents if i.diagnosed_at is not None and abs(now - i.diagnosed_at) <= CONFIRM_WITHIN_S]
+    waiting = [(name, set(checks)) for i in late for name, checks in i.data.get("await_drain", {}).items()]
+    drains = {check for _, checks in waiting for check in checks if settings.health.mode(check) is CheckMode.DRAIN}
+    return frozenset(name for name, checks in waiting if checks & (drains - AT_ONCE))
 
 
 def _drain_for(node: SlurmNode, checks: Sequence[str], settings: Settings) -> str:

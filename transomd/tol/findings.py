@@ -18,7 +18,7 @@ from transomd.settings import Settings
 from transomd.words import CheckMode, IntentKind, IntentState, Outcome
 
 AT_ONCE = frozenset({"gpu-count", "xid", "xid-reset", "ecc", "row-remap"})
-"""Checks of what does not mend itself. Any other must fail in two reports in a row before a node is drained for it."""
+"""Checks of what does not mend itself. Any other must fail in two looks before a node is drained for it."""
 FRESH_S = 900.0
 """How long a report of trouble may be old and still be acted on: a node is not drained for what was so last night."""
 PROLOG_ERROR = "Prolog error"
