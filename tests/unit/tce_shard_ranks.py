@@ -113,6 +113,27 @@ def otherwise(place: Path) -> None:
     fresh = built(1, "fsdp")[1]
     assert engine.load({"optimizer": fresh}) == 1
     same(fresh.state_dict()["state"], optimizer.state_dict()["state"], "fresh")
+    other_ranks(place)
+    declared(place)
+
+
+def other_ranks(place: Path) -> None:
+    """A mesh of the same name and size, but of other ranks, is not taken for the one that was."""
+    there = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    here = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))["tp"]
+    first, second = (distribute_tensor(torch.arange(6.0), mesh, [Shard(0)]) for mesh in (there, here))
+    engine = engine_in(place / "others", 1, memory=False)
+    engine.save(1, {"here": second, "there": {"x": first}}).wait(timeout=60)
+    dist.barrier()
+    state: dict[str, Any] = {"here": torch.zeros_like(second), "there": {}}
+    refused(lambda: engine.load(state), "state['there']['x']: saved as Shard(0)", "no meshes that it may be of")
+    state["there"]["y"] = torch.zeros_like(first)
+    refused(lambda: engine.load(state), "has nothing for state['there']['y']")
+    engine.save(2, {"here": second, "there": {"x": first, "y": first}}).wait(timeout=60)
+    dist.barrier()
+    assert engine.load(state) == 2
+    same(state, {"here": second, "there": {"y": first, "x": first}}, "others")
+    assert state["there"]["x"].device_mesh == there
 
 
 def fewer(place: Path) -> None:

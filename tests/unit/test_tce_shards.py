@@ -116,10 +116,6 @@ def test_all_kinds_of_shards_come_back_in_place_from_either_tier(place: Path) ->
         link.close()
 
 
-def test_another_mesh_is_refused_with_both_told(place: Path) -> None:
-    ranks("otherwise", 4, place)
-
-
 def test_fewer_ranks_load_what_was_the_same_on_all_and_no_shards(resumed: Path) -> None:
     ranks("fewer", 2, resumed)
 
@@ -128,8 +124,9 @@ def test_what_is_no_part_of_a_tensor_is_refused_and_what_is_on_its_way_is_waited
     ranks("odd", 2, place)
 
 
-def test_data_parallel_ranks_of_tensor_parallel_shards_are_declared(place: Path) -> None:
-    ranks("declared", 4, place)
+def test_another_mesh_is_refused_with_both_told_and_what_no_mesh_tells_is_declared(place: Path) -> None:
+    """Data parallel ranks of tensor parallel shards: each part of them once, and whole when exported."""
+    ranks("otherwise", 4, place)
     shared = {part.ranks: part.keys for part in parts_of(place / "declared")}
     assert shared == {(0, 1, 2, 3): ("step",), (0, 2): ("model",), (1, 3): ("model",)}
     found = gather(list_checkpoints(place / "declared")[0].path, rank=3).state

@@ -9,7 +9,7 @@ import torch
 
 from transomd.tce.errors import CheckpointError
 from transomd.tce.layout import Layout, Path, child, is_stateful, path_text
-from transomd.tce.shards import dealt, is_dtensor
+from transomd.tce.shards import Shard, dealt, is_dtensor
 
 _ABSENT: Any = object()
 _TOLD = 5
@@ -75,12 +75,11 @@ class Program:
         if isinstance(target, torch.Tensor) or not (self._known or inside):
             return ""
         saved = self._shards[name]
-        alike = self._known.get(saved.kind, [])
-        same = [model for model in alike if dealt(model).shard.ranks == saved.ranks] or alike
-        if len(same) == 1:
-            self._models[name] = same[0]
+        models = [model for model in self._known.get(saved.kind, []) if _may_be_of(model, saved)]
+        if len(models) == 1:
+            self._models[name] = models[0]
             return ""
-        return f"{path_text(path)}: saved as {saved}; the program has {len(same) or 'no'} meshes that it may be of"
+        return f"{path_text(path)}: saved as {saved}; the program has {len(models) or 'no'} meshes that it may be of"
 
     def _find(self, path: Path) -> tuple[Any, bool]:
         """What the program has at a path, and whether that is within an object that loads itself."""
@@ -109,3 +108,9 @@ class Program:
         # FSDP2 over tensor parallel makes a mesh of its own for every module, all of them equal.
         if not any(model.device_mesh == tensor.device_mesh for model in models):
             models.append(tensor)
+
+
+def _may_be_of(model: Any, saved: Shard) -> bool:
+    """Whether a shard is ours on the mesh of ``model``; of the same ranks, unless another rank wrote it for us."""
+    now = dealt(model, saved.shape).shard
+    return saved.fits(now) and (saved.ranks == now.ranks or model.device_mesh.get_rank() not in saved.ranks)

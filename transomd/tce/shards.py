@@ -82,11 +82,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def dealt(tensor: Any) -> Dealt:
-    """Where this rank's share of a DTensor belongs. ValueError says why it cannot be saved by itself."""
+def dealt(tensor: Any, shape: tuple[int, ...] | None = None) -> Dealt:
+    """Where this rank's share of a DTensor belongs, or of one of another ``shape`` that is dealt out as it is.
+
+    ValueError says why it cannot be saved by itself.
+    """
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
-    return _dealt(mesh, tensor.placements, None if coordinate is None else tuple(coordinate), tensor.shape)
+    whole = tensor.shape if shape is None else torch.Size(shape)
+    return _dealt(mesh, tensor.placements, None if coordinate is None else tuple(coordinate), whole)
 
 
 @lru_cache(maxsize=4096)
