@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,12 @@ from transomd.tce.catalogue import list_checkpoints, load_parts, verify
 from transomd.tce.groups import Groups, first_of_node
 from transomd.tce.manifest import read_step_manifest
 from transomd.tce.memory.link import call, hello
+from transomd.tce.memory.slots import STAGED, SlotState
+from transomd.tce.memory.table import Place
 from transomd.tce.persist import Writer
+from transomd.tce.replicate.copies import Copies
+from transomd.tce.replicate.offer import Offer
+from transomd.tce.replicate.post import Post
 from transomd.tce.shards import Deal
 
 NEVER = 1_000_000
@@ -298,24 +304,21 @@ def test_parts_of_a_lost_node_come_from_the_ranks_that_hold_the_same(
             engine.close(0)
 
 
-def test_a_part_that_nobody_on_the_partner_holds_is_sent_at_once(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("here", "ranks", "answer"),
+    [
+        ((1, 3), (0, 2), "no"),  # nobody here holds the same: it is to be sent at once
+        ((1, 3), (2, 3), "later"),
+        ((1, 3), (0,), "no"),
+        ((), (0, 2), "later"),  # who is here is not known yet
+    ],
+)
+def test_a_part_is_waited_for_only_where_ranks_of_this_node_hold_the_same(
+    here: tuple[int, ...], ranks: tuple[int, ...], answer: str
 ) -> None:
-    """Ranks 0 and 2 hold the same on n1; their partner, with ranks 1 and 3, must not wait for its own to save it."""
-    with nodes(directory.parent, 2) as (n1, n2):
-        pair([n1, n2], {"n1": "n2"})
-        engines = []
-        for rank, node, local in ((1, n2, 0), (3, n2, 1), (0, n1, 0), (2, n1, 1)):
-            on(node)
-            monkeypatch.setenv("LOCAL_RANK", str(local))
-            engines.append(
-                CheckpointEngine(
-                    directory, rank=rank, world_size=4, epoch=1, storage_every=NEVER, replicated={"half": pair_of(rank)}
-                )
-            )
-            engines[-1].save(1, {"half": torch.arange(9000) + rank % 2, "own": rank})
-        name = Groups({"k": (0, 2)}, 0, 4).name_of("k")
-        on(n2)
-        assert wait_for(lambda: name in held(directory, 1), 60), n1.status()
-        for engine in engines:
-            engine.close(0)
+    tenants = [SimpleNamespace(directory="/d", rank=rank, staged=list) for rank in here]
+    other = SimpleNamespace(directory="/other", rank=ranks[0], staged=list)
+    post = Post("token", 0, lambda _: [], lambda: [*tenants, other], Copies(lambda _: ""))  # type: ignore[list-item]
+    offer = Offer("/d", 0, SlotState(STAGED, 1, 1, 1), b"", {})
+    assert post._here(offer, Place("part", ranks, (), (), 0, 0, 0, 0, False)) == answer
+    post._listener.close()
