@@ -14,7 +14,7 @@ from transom_slurm.types import SlurmJob
 from transomd.health.gpu import MISMATCH
 from transomd.health.types import CheckResult, NodeReport
 from transomd.settings import Settings
-from transomd.tol import endings, facts, gate, recover
+from transomd.tol import endings, facts, gate, incidents, launches, recover
 from transomd.tol.attempts import first_attempt, submit_intent
 from transomd.tol.drains import to_confirm
 from transomd.tol.rollback import from_step
@@ -102,17 +102,17 @@ def _cancel(view: JobView, world: World, now: float) -> Decision:
 
 
 def _running(view: JobView, world: World, settings: Settings, now: float) -> Decision:
-    moved = endings.launch_moved_on(view, now)
+    moved = launches.moved_on(view, now)
     if moved is not None:
         return moved
     report = facts.fitting_report(view)
     if report is not None and report.phase == LauncherPhase.GATE:
         # A launcher that took over and knows of no launch.
-        return endings.open_incident(view, now, detected_by="takeover", reason="the launcher started anew")
+        return incidents.opened(view, now, detected_by="takeover", reason="the launcher started anew")
     lost = endings.allocation_lost(view, world, settings, now)
     if lost is not None:
         return lost
-    return endings.recovered(view) or _watch_nodes(view, world, settings, now)
+    return incidents.recovered(view) or _watch_nodes(view, world, settings, now)
 
 
 def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) -> Decision:
@@ -136,7 +136,7 @@ def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) ->
         reason += f"; {result.check} fails on most of its nodes at once, which speaks against the check"
         return stay(view, reason, wants=(look,))
     why = f"{found.node}: {result.check}: {result.evidence or result.value}"
-    return endings.open_incident(view, now, detected_by="probe", detected_at=found.at, reason=why)
+    return incidents.opened(view, now, detected_by="probe", detected_at=found.at, reason=why)
 
 
 def _fatal(found: NodeReport) -> CheckResult | None:

@@ -15,7 +15,7 @@ from transomd.api.wire import LauncherReport
 from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tee import detect
-from transomd.tol import endings, facts
+from transomd.tol import endings, facts, incidents, launches
 from transomd.tol.attempts import submit_intent
 from transomd.tol.prologs import culprits, held_for_launch
 from transomd.tol.rollback import from_step
@@ -48,7 +48,7 @@ def _held_for_launch(view: JobView, world: World, job: SlurmJob, now: float) -> 
     """Replace an attempt that Slurm holds for a failed prolog: released, it would wait two minutes, and come back."""
     bad = culprits(view, world, job)
     where = f" after the prolog of {fold(bad)} failed" if bad else ""
-    opened = endings.open_incident(
+    opened = incidents.opened(
         view,
         now,
         detected_by="slurm",
@@ -123,7 +123,7 @@ def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> De
     if waits(since, patience, now):
         said = f"Slurm job {job.job_id} has started; waiting for its launcher"
         return Decision(state=JobState.QUEUED, reason=said, wake_at=since + patience)
-    return endings.open_incident(
+    return incidents.opened(
         view,
         now,
         detected_by="launcher",
@@ -160,7 +160,7 @@ def _launcher_reported(view: JobView, report: LauncherReport, job: SlurmJob, now
 
 def checking(view: JobView, world: World, settings: Settings, now: float) -> Decision:
     """Decide for a job that has its nodes and a closed gate."""
-    early = endings.launch_moved_on(view, now) or endings.allocation_lost(view, world, settings, now)
+    early = launches.moved_on(view, now) or endings.allocation_lost(view, world, settings, now)
     if early is not None:
         return early
     attempt, report = view.attempt, facts.fitting_report(view)
@@ -190,7 +190,7 @@ def _ordered(view: JobView, settings: Settings, now: float) -> Decision:
     since, patience = float(view.attempt.data.get("ordered_at", now)), settings.watch.launcher_start_s
     if waits(since, patience, now):
         return stay(view, wake_at=since + patience)
-    return endings.open_incident(
+    return incidents.opened(
         view,
         now,
         detected_by="launcher",
@@ -248,7 +248,7 @@ def _too_few(view: JobView, usable: list[str], out: set[str], settings: Settings
         return stay(view, f"waiting for the agents on {fold(waiting_for)}", wake_at=since + patience)
     # Where no agent has ever called, it was not the nodes: Slurm did not start them.
     bar = tuple(sorted({*out, *(waiting_for if facts.alive(view) else ())}))
-    return endings.open_incident(
+    return incidents.opened(
         view,
         now,
         detected_by="gate",

@@ -10,7 +10,7 @@ from transom_slurm.types import SlurmJob
 from transom_sql.records import Incident, Intent
 
 from transomd.settings import Settings
-from transomd.tol import endings, facts
+from transomd.tol import endings, facts, incidents, launches
 from transomd.tol.attempts import next_attempt, submit_intent
 from transomd.tol.diagnose import diagnose, stop
 from transomd.tol.policy import BACKOFF_S
@@ -27,12 +27,12 @@ FENCED = "fenced"
 
 def recovering(view: JobView, world: World, settings: Settings, now: float) -> Decision:
     """Decide for a job with a failure."""
-    moved = endings.launch_moved_on(view, now)
+    moved = launches.moved_on(view, now)
     if moved is not None and not (_ending(view) and moved.state is JobState.RUNNING):
         return moved
     incident = view.incident
     if incident is None:
-        return endings.open_incident(view, now, detected_by="unknown", reason=view.job.reason)
+        return incidents.opened(view, now, detected_by="unknown", reason=view.job.reason)
     job = facts.slurm_job(view, world, now)
     over = job is Absence.ABSENT or (isinstance(job, SlurmJob) and facts.ended(job))
     end = endings.final_end(view, world, job, now) if isinstance(job, SlurmJob) and over else None
