@@ -25,6 +25,7 @@ import select
 import signal
 import subprocess
 import time
+import zlib
 from functools import partial
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 
@@ -467,6 +468,34 @@ PARTS: Dict[str, Callable[[Json], Json]] = {
 }
 
 
+NVIDIA_SMI = ("gpus", "remaps", "processes")
+
+
+def mark(name: str, key: str) -> str:
+    """What a child that looks at a path is called in /proc: at most 15 characters, the same for the same path."""
+    return "transom-%07x" % (zlib.crc32(("%s %s" % (name, key)).encode("utf-8", "surrogateescape")) & 0xFFFFFFF)
+
+
+def unkillable() -> Dict[str, int]:
+    """Processes that have been killed and cannot end (state D), by name: looks of earlier probes, for one."""
+    found: Dict[str, int] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            left, _, rest = slurp("/proc/%s/stat" % pid).rpartition(")")
+            status = slurp("/proc/%s/status" % pid) if rest.split()[0] == "D" else ""
+        except (OSError, IndexError):
+            continue
+        pending = re.findall(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", status, re.MULTILINE)
+        if any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending):
+            found[left.partition("(")[2]] = int(pid)
+    return found
+
+
+def still_hangs(pid: int) -> Json:
+    """Look no more where an earlier look was killed and cannot end: each would leave one more such process."""
+    raise PartError("process %d of an earlier look still hangs in the kernel" % pid, kind="timeout", started=True)
+
+
 class Task:
     """One part in a child process of its own. The child writes ``S`` when it starts, then its answer."""
 
@@ -477,7 +506,7 @@ class Task:
         self.pipe, write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            child(work, write)
+            child(work, write, mark(name, key) if key else "")
         os.close(write)
         own_group(self.pid)
 
@@ -508,10 +537,13 @@ def own_group(pid: int) -> None:
         os.setpgid(pid, pid)
 
 
-def child(work: Callable[[], Json], write: int) -> NoReturn:
+def child(work: Callable[[], Json], write: int, called: str) -> NoReturn:
     """Run one part and leave; never returns to the caller's code."""
     try:
         own_group(os.getpid())
+        if called:
+            with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
+                comm.write(called)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
@@ -532,14 +564,16 @@ def child(work: Callable[[], Json], write: int) -> NoReturn:
 def start(request: Json, end: float) -> List[Task]:
     """Start every part asked for, each path of ``disk`` and ``mounts`` as a task of its own."""
     tasks: List[Task] = []
-    mount_end = min(end, time.monotonic() + request["mount_deadline"])
+    mount_end, hanging = min(end, time.monotonic() + request["mount_deadline"]), unkillable()
     for name in request["parts"]:
-        if name == "disk":
-            tasks += [Task(name, path, partial(disk, path), mount_end) for path in request["disk"]]
-        elif name == "mounts":
-            tasks += [Task(name, path, partial(mount, path), mount_end) for path in request["mounts"]]
+        if name in ("disk", "mounts"):
+            for path in request[name]:
+                pid = hanging.get(mark(name, path))
+                look = partial(disk if name == "disk" else mount, path)
+                tasks.append(Task(name, path, partial(still_hangs, pid) if pid else look, mount_end))
         elif name in PARTS:
-            tasks.append(Task(name, "", partial(PARTS[name], request), end))
+            pid = hanging.get("nvidia-smi") if name in NVIDIA_SMI else None
+            tasks.append(Task(name, "", partial(still_hangs, pid) if pid else partial(PARTS[name], request), end))
     return tasks
 
 
