@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ def keepers(folder: Path) -> list[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             command = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            dead = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            dead = stat_of(Path(f"/proc/{name}"))[0] in "ZX"
         except OSError:
             continue
         if not dead and b"transomd.tce.keeper" in command and any(str(folder).encode() in part for part in command):
@@ -62,6 +63,18 @@ def keeper_of(directory: Path) -> int:
     """The one keeper of the checkpoints in ``directory``."""
     (pid,) = keepers(directory.parent)
     return pid
+
+
+def stop(pid: int) -> None:
+    """Stop a process with SIGSTOP, and wait until it stands still: until its first thread is run, the others go on."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    assert wait_for(lambda: {stat_of(task)[0] for task in tasks.iterdir()} <= {"T", "t"})
+
+
+def stat_of(process: Path) -> list[str]:
+    """What /proc/PID/stat, or that of a thread, says from the state on."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def arena_of(memory: MemoryTier | None) -> Arena:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tce_keepers import own_place, wait_for
+from tce_keepers import own_place, stop, wait_for
 from tce_nodes import Node, nodes, on, pair
 
 from transomd.tce.catalogue import list_checkpoints, verify
@@ -228,7 +228,7 @@ def test_ranks_of_one_node_may_fetch_the_same_share_at_the_same_time(place: Path
         pair([n1, n2], {}, epoch=2)
         on(n2)
         found: list[bytes | None] = []
-        os.kill(n1.process.pid, signal.SIGSTOP)
+        stop(n1.process.pid)
         threads = [threading.Thread(target=fetched, args=(place, found)) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tce_keepers import keepers, own_place, wait_for
+from tce_keepers import keepers, own_place, stop, wait_for
 
 from transomd.tce import CheckpointEngine
 from transomd.tce.catalogue import list_checkpoints, verify
@@ -86,7 +86,7 @@ def test_a_store_that_answers_nothing_holds_up_no_save_and_no_keeper(store: Moun
         handle.wait(timeout=30)
     link = connect(store.directory, start=False)
     assert link is not None
-    store.server.send_signal(signal.SIGSTOP)
+    stop(store.server.pid)
     begun = time.monotonic()
     handles = [handle for step in range(2, 8) for handle in save(engines, step)]
     assert time.monotonic() - begun < 5

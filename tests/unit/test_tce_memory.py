@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tce_keepers import arena_of, keeper_of, keepers, newest_slot, own_place, wait_for
+from tce_keepers import arena_of, keeper_of, keepers, newest_slot, own_place, stop, wait_for
 
 from transomd.tce import CheckpointEngine, CheckpointError, restore
 from transomd.tce.catalogue import list_checkpoints, verify
@@ -248,7 +248,7 @@ def test_saves_faster_than_storage_skip_and_say_so(
     engine = CheckpointEngine(directory)
     engine.save(1, state_of(1)).wait(timeout=20)
     stalled.append(keeper_of(directory))
-    os.kill(stalled[0], signal.SIGSTOP)
+    stop(stalled[0])
     begun = time.monotonic()
     handles = [engine.save(step, state_of(step)) for step in range(2, 30)]
     assert time.monotonic() - begun < 5
@@ -285,7 +285,7 @@ def test_the_policy_wait_waits_and_skips_nothing(directory: Path) -> None:
 def test_the_keeper_dies_and_the_training_goes_on(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = CheckpointEngine(directory, keep=9)
     engine.save(1, state_of(1)).wait(timeout=20)
-    os.kill(keeper_of(directory), signal.SIGSTOP)
+    stop(keeper_of(directory))
     lost = engine.save(2, state_of(2))
     os.kill(keeper_of(directory), signal.SIGKILL)
     assert wait_for(lambda: not keepers(directory.parent))
@@ -370,7 +370,7 @@ def test_a_handle_finds_another_keeper_by_itself(directory: Path) -> None:
     engine = CheckpointEngine(directory)
     engine.save(1, state_of(1)).wait(timeout=20)
     pid = keeper_of(directory)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     handle = engine.save(2, state_of(2))
     os.kill(pid, signal.SIGKILL)
     handle.wait(timeout=30)
@@ -486,9 +486,9 @@ def test_what_only_memory_holds_is_stored_by_the_start_that_resumed_from_it(dire
 
 
 FENCED = """
-    from tce_keepers import keeper_of
+    from tce_keepers import keeper_of, stop
     engine.save(1, state_of(1)).wait(timeout=30)
-    os.kill(keeper_of(engine.directory), signal.SIGSTOP)
+    stop(keeper_of(engine.directory))
     engine.save(2, state_of(2))
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tce_keepers import own_place, wait_for
+from tce_keepers import own_place, stop, wait_for
 from tce_nodes import Node, nodes, on, pair
 from tce_wire import Wire
 from xxhash import xxh3_64_intdigest
@@ -329,7 +329,7 @@ def test_saves_never_wait_for_a_partner_that_hangs(directory: Path) -> None:
         on(n1)
         engine = saver(directory)
         engine.save(1, state_of(1, 400_000)).wait("replica", timeout=20)
-        os.kill(n2.process.pid, signal.SIGSTOP)
+        stop(n2.process.pid)
         for step in range(2, 12):
             began = time.monotonic()
             assert engine.save(step, state_of(step, 400_000)).done("memory")
@@ -347,7 +347,7 @@ def test_a_transfer_that_hangs_gives_way_to_the_saves(directory: Path) -> None:
         on(n1)
         engine = saver(directory)
         engine.save(1, state_of(1, 400_000)).wait("replica", timeout=20)
-        os.kill(n2.process.pid, signal.SIGSTOP)
+        stop(n2.process.pid)
         assert engine.save(2, state_of(2, 400_000)).done("memory")
         assert wait_for(lambda: in_use(n1, 2), 20)
         assert engine.save(3, state_of(3, 400_000)).done("memory")
@@ -392,7 +392,7 @@ def test_a_new_partner_gets_the_copy_though_the_old_one_still_owes_an_answer(dir
         on(n1)
         engine = saver(directory)
         engine.save(1, state_of(1)).wait("replica", timeout=20)
-        os.kill(n2.process.pid, signal.SIGSTOP)
+        stop(n2.process.pid)
         handle = engine.save(2, state_of(2))
         assert wait_for(lambda: in_use(n1, 2), 20)
         pair([n1, n3], {"n1": "n3"}, epoch=2)
