@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from dcp_ranks import built, change, main, meshed, same, tensors, trained
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from transomd.tce import CheckpointEngine, CheckpointError
@@ -106,6 +106,9 @@ def otherwise(place: Path) -> None:
     refused(lambda: engine.load({"w": distribute("columns", torch.ones(8, 4))}), "Shard(0) on a mesh of 4", "Shard(1)")
     refused(lambda: engine.load({"w": distribute("fsdp", torch.ones(6, 4))}), "of [8, 4]", "of [6, 4]")
     refused(lambda: engine.load({"w": torch.ones(8, 4)}), "saved as a DTensor", "a plain tensor")
+    turned = DTensor.from_local(torch.ones(2, 4), DeviceMesh("cpu", [1, 0, 3, 2]), [Shard(0)], run_check=False)
+    begins = [f"from [{2 * rank}, 0]" for rank in (dist.get_rank(), dist.get_rank() ^ 1)]
+    refused(lambda: engine.load({"w": turned}), *begins)
     # An optimizer that has not begun knows its mesh from its parameters; this one has another, and one has none.
     bare = torch.nn.Linear(2, 2)
     for known in (built(1, "hsdp")[1], torch.optim.AdamW(bare.parameters())):
@@ -173,6 +176,7 @@ def declared(place: Path) -> None:
     state = {"model": {"w": distribute_tensor(torch.arange(24.0).view(8, 3), square["tp"], [Shard(0)])}, "step": 1}
     engine = engine_in(place / "declared", 1, replicated={"model": square["dp"].get_group(), "step": range(4)})
     engine.save(1, state).wait("storage", 60)
+    dist.barrier()  # else the next start could fence what another rank is about to complete
     again = engine_in(place / "declared", 2, memory=False)
     back: dict[str, Any] = {"model": {"w": torch.zeros_like(state["model"]["w"])}, "step": 0}
     assert again.load(back) == 1

@@ -178,16 +178,20 @@ def test_what_some_ranks_hold_alike_needs_as_many_ranks_and_what_all_hold_does_n
         engine.load({"half": {}})
 
 
-def test_there_is_no_checkpoint_of_groups_that_do_not_fit_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", [True, False])
+def test_there_is_no_checkpoint_of_groups_that_do_not_fit_together(directory: Path, memory: bool) -> None:
     """Rank 3 takes rank 1 for the one that writes, which knows nothing of it."""
-    handles = []
+    handles, ranks = [], []
     for rank in range(4):
         declared = {"half": pair_of(rank)} if rank != 1 else ()
-        engine = CheckpointEngine(tmp_path, rank=rank, world_size=4, epoch=1, replicated=declared, memory=False, keep=1)
-        handles.append(engine.save(1, state_of(1, rank)))
+        told = {"rank": rank, "world_size": 4, "epoch": 1, "memory": memory}
+        ranks.append(CheckpointEngine(directory, replicated=declared, **told))
+        handles.append(ranks[-1].save(1, state_of(1, rank)))
     with pytest.raises(CheckpointError, match=r"step 1: rank 3 needs replica-00001-\w{8}, which no rank has written"):
-        handles[-1].wait(timeout=5)
-    assert [item.complete for item in list_checkpoints(tmp_path)] == [False]
+        handles[-1].wait(timeout=60)
+    assert [item.complete for item in list_checkpoints(directory)] == [False]
+    for engine in ranks:
+        engine.close(10)
 
 
 def test_what_a_rank_takes_back_is_its_own_and_its_groups(tmp_path: Path) -> None:
