@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from transomd.tce import CheckpointEngine, CheckpointError
+from transomd.tce import CheckpointEngine, CheckpointError, persist
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.manifest import MANIFEST
 
@@ -379,6 +379,26 @@ def test_a_fence_raised_between_writing_and_completing_holds(tmp_path: Path) -> 
     engines(tmp_path, 2, epoch=2)
     first.close()
     assert not list_checkpoints(tmp_path)[0].complete
+
+
+def test_a_step_that_another_rank_has_completed_is_complete_though_the_next_start_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second rank is about to complete the step when the first one does, and its program begins anew at once."""
+    first, second = engines(tmp_path, 2, epoch=1)
+    check = persist.check_epoch
+    first.save(1, state_of(1))
+
+    def beaten(directory: Path, epoch: int) -> None:
+        if first._writer.missing_rank(1) is None:
+            monkeypatch.setattr(persist, "check_epoch", check)
+            assert first._writer.commit(1)
+            engines(tmp_path, 2, epoch=2)
+        check(directory, epoch)
+
+    monkeypatch.setattr(persist, "check_epoch", beaten)
+    handle = second.save(1, state_of(1, 1))
+    assert (handle.done(), handle.error) == (True, None)
 
 
 def test_leftovers_of_an_older_epoch_go_once_a_newer_step_is_complete(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from transomd.tce.catalogue import step_folders
 from transomd.tce.epochs import check_epoch
-from transomd.tce.errors import CheckpointError
+from transomd.tce.errors import CheckpointError, FencedError
 from transomd.tce.files import digest, link_file, make_folder, remove_files, sync_folder, write_file
 from transomd.tce.image import PartImage, write_part
 from transomd.tce.manifest import (
@@ -104,7 +104,12 @@ class Writer:
         ranks = [self._read_rank(folder, rank) for rank in range(self.world_size)]
         _check_needs(step, [rank for rank, _ in ranks])
         content = encode(_step_manifest(step, self.epoch, ranks))
-        check_epoch(self.directory, self.epoch)
+        try:
+            check_epoch(self.directory, self.epoch)
+        except FencedError:
+            if self.complete(step):
+                return False  # another rank was faster, and the next start has begun on that
+            raise
         # Whoever made the folder may have died before its name was durable; others' manifests may be there but not yet
         # on the disk, where they must be before the one that names them.
         sync_folder(self.directory)
