@@ -12,7 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+import torch.distributed.checkpoint as dcp
 from dcp_ranks import built, change, main, meshed, same, tensors, trained
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -151,6 +153,12 @@ def fewer(place: Path) -> None:
     for state in (some, bare):
         assert engine_in(place / "fsdp-True", 3, memory=False).load(state) == 2
         assert state == {"step": 2}
+    # What was exported for DCP goes onto any mesh.
+    exported = {"model": get_model_state_dict(model)}
+    dcp.load(exported, storage_reader=dcp.FileSystemReader(place / "exported"))
+    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    if dist.get_rank() == 0:
+        same(full, torch.load(place / "tp.pt")["model"], "exported")
 
 
 def odd(place: Path) -> None:

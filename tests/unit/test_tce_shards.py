@@ -116,7 +116,8 @@ def test_all_kinds_of_shards_come_back_in_place_from_either_tier(place: Path) ->
         link.close()
 
 
-def test_fewer_ranks_load_what_was_the_same_on_all_and_no_shards(resumed: Path) -> None:
+def test_fewer_ranks_load_what_was_the_same_on_all_and_no_shards_but_through_an_export(resumed: Path) -> None:
+    export(gather(list_checkpoints(resumed / "tp-True")[0].path).state, resumed / "exported", "dcp")
     ranks("fewer", 2, resumed)
 
 
