@@ -106,6 +106,19 @@ def test_drained_by_a_person_in_mid_recovery(site: Site) -> None:
     assert told.count("Reason=looking at it") == 2
 
 
+def test_suspended_by_an_administrator(site: Site) -> None:
+    """For longer than any silence is borne: launcher, agents and ranks are all stopped, and all go on."""
+    job = site.submit("--steps 40")
+    site.wait_step(job, 7)
+    (number,) = site.slurm_ids(job)
+    site.sandbox.run(["scontrol", "suspend", str(number)])
+    site.wait(lambda: "is suspended" in site.job(job)["reason"], "it is said", 30)
+    time.sleep(12)
+    site.sandbox.run(["scontrol", "resume", str(number)])
+    detail = check_end(site, job, drained=set())
+    assert (len(detail["launches"]), detail["incidents"]) == (1, [])
+
+
 @pytest.mark.parametrize("own_site", [PREEMPTION], indirect=True)
 def test_preemption(own_site: Site) -> None:
     own_site.start_daemon()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from transomd.launch.awake import Awake
 from transomd.launch.handshake import greet
 from transomd.launch.hub import Hub
 from transomd.launch.program import SRUN_LOG
@@ -97,3 +98,19 @@ def test_a_clock_that_is_set_forward_is_no_standing_still(tmp_path: Path) -> Non
     stall = made.stalled()
     assert stall is not None
     assert (stall.seconds, stall.step) == (61.0, 1)
+
+
+def test_a_process_that_was_stopped_gives_what_it_waits_for_its_time_back(tmp_path: Path) -> None:
+    """As by ``scontrol suspend``: ranks, agents and the launcher stood still together."""
+    now = [100.0]
+    awake = Awake(lambda: now[0])
+    progress = Progress(DEFAULT_PATTERN, now=awake(), floor_s=60, first_s=60)
+    made = LogWatch(tmp_path, SPEC, ("n1", "n2"), progress, awake)
+    now[0] += 3600.0
+    assert made.stalled() is None
+    for _ in range(70):
+        now[0] += 1.0
+        awake()
+    stall = made.stalled()
+    assert stall is not None
+    assert stall.seconds == 70.0

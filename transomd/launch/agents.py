@@ -32,10 +32,13 @@ LEAVE_S = 10.0
 
 
 class Agents:
-    """Starts the agents of ``options.nodes`` and knows which answer; they are asked through ``hub``."""
+    """Starts the agents of ``options.nodes`` and knows which answer; they are asked through ``hub``.
 
-    def __init__(self, options: Options, watch: Watch) -> None:
-        self.hub = Hub(options.run_dir.token(), time.monotonic)
+    By ``clock`` (seconds) it is measured how long an agent is silent.
+    """
+
+    def __init__(self, options: Options, watch: Watch, clock: Callable[[], float]) -> None:
+        self.hub = Hub(options.run_dir.token(), clock)
         self._options = options
         self._watch = watch
         self._step: asyncio.subprocess.Process | None = None

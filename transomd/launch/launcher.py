@@ -22,6 +22,7 @@ from transomd.api.wire import Directive, Grant, LauncherReport, LaunchOrder
 from transomd.health.profile import Profile
 from transomd.launch import alone, stages
 from transomd.launch.agents import Agents
+from transomd.launch.awake import Awake
 from transomd.launch.course import Course
 from transomd.launch.daemon_link import DaemonLink
 from transomd.launch.folder import CheckpointFolder
@@ -53,10 +54,11 @@ class Launcher:
         self.link = link
         self.spec = spec
         self.watch = watch
-        self.agents = Agents(options, watch)
+        self._awake = Awake()
+        self.agents = Agents(options, watch, self._awake)
         self.folder = CheckpointFolder(spec.checkpoint.dir)
         self.course = Course()
-        self.runs = Runs(options, spec, watch, self.agents, self.folder, self.course)
+        self.runs = Runs(options, spec, watch, self.agents, self.folder, self.course, self._awake)
         self._barred: set[str] = set()
         self._unfit: dict[str, str] = {}
         self._grant: Grant | None = None
@@ -77,7 +79,7 @@ class Launcher:
             log.info("the program has ended with exit code 0 before; nobody heard of it")
             self.course.complete(time.time())
         await self.agents.call(lambda: self._stop_by_signal)
-        talking = asyncio.create_task(self._keep_talking())
+        beside = [asyncio.create_task(self._keep_talking()), asyncio.create_task(self._stay_awake())]
         try:
             if self.options.generation > 1 and self.course.phase is LauncherPhase.GATE:
                 await self.runs.take_over()
@@ -85,8 +87,15 @@ class Launcher:
                 await asyncio.sleep(TICK_S)
             return code
         finally:
-            talking.cancel()
+            for task in beside:
+                task.cancel()
             await self._leave()
+
+    async def _stay_awake(self) -> None:
+        """Look at the clock that stands still while this process does."""
+        while True:
+            self._awake()
+            await asyncio.sleep(TICK_S)
 
     async def _keep_talking(self) -> None:
         """Report on time also while a tick takes long (fencing waits for nodes that do not answer).

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from transom_slurm.nodesets import fold
@@ -37,11 +38,22 @@ PORT_S = 5.0
 
 
 class Runs:
-    """Starts the program and ends it; what becomes of it is written to ``course``."""
+    """Starts the program and ends it; what becomes of it is written to ``course``.
+
+    By ``clock`` (seconds) it is measured how long the program stands still.
+    """
 
     def __init__(
-        self, options: Options, spec: JobSpec, watch: Watch, agents: Agents, folder: CheckpointFolder, course: Course
+        self,
+        options: Options,
+        spec: JobSpec,
+        watch: Watch,
+        agents: Agents,
+        folder: CheckpointFolder,
+        course: Course,
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._options = options
         self._spec = spec
         self._watch = watch
@@ -130,7 +142,7 @@ class Runs:
             arranged=order.nodes != arrange(order.nodes, (), self._options.nodes),
         )
         self._program = Program(self._options.run_dir, plan)
-        self._logs = LogWatch(self._program.logs, self._spec, plan.nodes, self.progress())
+        self._logs = LogWatch(self._program.logs, self._spec, plan.nodes, self.progress(), self._clock)
         log.info("epoch %d starts on %s", epoch, fold(order.nodes))
         await self._program.start(os.environ)
 
@@ -138,7 +150,7 @@ class Runs:
         """Return the progress of a launch that starts now."""
         return Progress(
             self._spec.watch.progress or DEFAULT_PATTERN,
-            now=time.monotonic(),
+            now=self._clock(),
             floor_s=self._watch.stall_after_s,
             first_s=self._watch.first_step_after_s,
         )
