@@ -16,6 +16,7 @@ from transomd.settings import Settings
 from transomd.tol.act import Actor
 from transomd.tol.admit import MANUAL, REMEMBERED_S
 from transomd.tol.drains import CONFIRM_WITHIN_S, propose_drains
+from transomd.tol.manual import Hands
 from transomd.tol.view import SlurmView, stay
 from transomd.words import IntentState, JobState
 
@@ -157,4 +158,19 @@ async def test_what_may_pass_by_itself_drains_a_node_only_when_it_is_found_twice
     await world.run(60)
     assert world.drained() == drained, world.story()
     assert world.launched[0][2] == ("n1", "n3", "n4")
+    await world.close()
+
+
+async def test_who_drains_by_hand_is_told_that_it_is_tried_again() -> None:
+    """Else the node would be drained a moment after somebody was told that it was not."""
+    world = SimWorld()
+    await world.start_daemon()
+    await world.run(5)
+    assert world.operator is not None
+    hands = Hands(world.operator, world.settings, world.slurm.clock, "http://x")
+    world.slurm.outage(20, "drain")
+    (told,) = await hands.drain(["n1"], "transom[manual] ann: fan", dry_run=False)
+    assert (told["done"], told["message"].endswith("; tried again for 15 min")) == (False, True), told
+    await world.run(60)
+    assert world.drained() == ["n1"]
     await world.close()

@@ -15,6 +15,7 @@ from transomd.errors import UnreachableError
 from transomd.settings import Settings
 from transomd.spec import JobSpec
 from transomd.tol.admit import MANUAL
+from transomd.tol.drains import CONFIRM_WITHIN_S
 from transomd.tol.facts import first_tag
 from transomd.tol.loop import Operator
 from transomd.tol.submission import submit_request
@@ -93,7 +94,9 @@ class Hands:
         ended = await self._operator.act_now(intent)
         if ended.state == IntentState.DONE:
             return _result(name, True, done, command)
-        return _result(name, False, str(ended.outcome.get("error", "still being tried")), command)
+        error = str(ended.outcome.get("error", "no answer so far"))
+        again = f"; tried again for {CONFIRM_WITHIN_S / 60:.0f} min" if kind is IntentKind.DRAIN else "; tried again"
+        return _result(name, False, error + (again if ended.state == IntentState.PENDING else ""), command)
 
     async def _nodes(self) -> dict[str, SlurmNode]:
         slurm = await self._operator.nodes_now()
