@@ -70,7 +70,7 @@ async def test_noise_before_the_answer_is_ignored(pool: SshPool, tmp_path: Path)
 async def test_a_probe_that_hangs_is_unknown_in_time(pool: SshPool, tmp_path: Path) -> None:
     began = time.monotonic()
     report = await probe_node(pool, "n1", NODE, fake_python(tmp_path / "python", "trap '' TERM; sleep 60"))
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - began < 40
     assert (report.reached, report.outcome) == (False, Outcome.UNKNOWN)
 
 
