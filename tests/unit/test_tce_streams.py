@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,25 @@ def test_a_cut_stream_ends_all_and_the_copy_goes_on_where_it_was_cut(directory: 
         # Of each cut at most the chunks that were on their way go again.
         assert sum(wire.carried) < SIZE + 2 * 2 * STREAMS * CHUNK
         wire.close()
+        engine.close(0)
+
+
+def test_no_save_waits_for_a_partner_that_hangs_before_the_other_streams_are_open(directory: Path) -> None:
+    """There is room for two slots only: one is the newest, and the program needs the other."""
+    with nodes(directory.parent, 1, "80M") as (n1,), socket.create_server(("127.0.0.1", 0)) as n2:
+        n2.settimeout(60)
+        keepers = {"n2": [*n2.getsockname(), []]}
+        n1.ask(op="peers", epoch=1, me="n1", partner="n2", keepers=keepers)
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1, WIDE))
+        called = Peer(n2.accept()[0])
+        called.welcome(n1.token.read_text())
+        assert called.receive() == {"t": "lead"}
+        for step in (2, 3):
+            assert engine.save(step, state_of(step, WIDE)).done("memory")
+        assert engine.skipped == 0
+        called.close()
         engine.close(0)
 
 

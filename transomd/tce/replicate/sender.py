@@ -118,9 +118,10 @@ class Sender:
             partner.gone()
         for tenant in self._tenants():
             standing = partner.ranks[_key(tenant)]
-            if standing.held_back(time.monotonic()) or self._choose(tenant, standing) is None:
+            entry = None if standing.held_back(time.monotonic()) else self._choose(tenant, standing)
+            if entry is None:
                 continue
-            streams = self._connected(partner)
+            streams = self._connected(partner, entry[2].table_offset)
             # Chosen once more: the program may have saved while we called.
             entry = self._choose(tenant, standing)
             if entry is not None and entry[0].acquire(entry[1], entry[2].seq):
@@ -165,9 +166,6 @@ class Sender:
             # A partner that was lost may leave us waiting for its answer.
             return crowded(arena, slot) or partner is not self._partner
 
-        if state.table_offset >= WIDE and not self._cap.rate:
-            streams.lead()
-            streams.widen(lambda: Peer.dial(partner.address[1], self._token))
         result, why = transfer.send(streams, offer, arena, slot, wanted, insist, self._cap)
         if partner is not self._partner:
             return
@@ -182,10 +180,18 @@ class Sender:
             partner.tell(f"{partner.node} does not take the copy of step {state.step} of rank {tenant.rank}: {why}")
             standing.refuse(state.order, time.monotonic())
 
-    def _connected(self, partner: Partner) -> Streams:
+    def _connected(self, partner: Partner, size: int) -> Streams:
+        """Connections for a step of ``size`` bytes. No slot is held meanwhile: the partner may let us wait."""
+
+        def call() -> Peer:
+            return Peer.dial(partner.address[1], self._token)
+
         if self._streams is None or self._streams_to is not partner:
             self._hang_up()
-            self._streams, self._streams_to = Streams(Peer.dial(partner.address[1], self._token)), partner
+            self._streams, self._streams_to = Streams(call()), partner
+        if size >= WIDE and not self._cap.rate:
+            self._streams.lead()
+            self._streams.widen(call)
         return self._streams
 
     def _hang_up(self) -> None:
