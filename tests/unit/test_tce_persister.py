@@ -226,6 +226,7 @@ def test_slots_are_settled_by_the_one_thread_only_whoever_finds_them_damaged(
     assert wait_for(lambda: arena.settled(2) == 12)
     assert len(settling) == 1
     assert threading.current_thread() not in settling
+    assert wait_for(lambda: rank.heard("failed") == [12])
     rank.abandon()
     assert wait_for(lambda: rank.idle)
     assert rank.stored() == [(1, 10), (1, 11)]

@@ -112,7 +112,7 @@ class Persister:
     def give_up(self, entry: Entry) -> None:
         """This slot, which is not ``staged`` any more as it is damaged, will not be written."""
         self._given_up.append(entry)
-        self.watch.complain(f"step {entry[2].step} of epoch {entry[2].epoch} was damaged in memory")
+        self.watch.complain(_damaged(entry[2]))
         self.ring()
 
     def end(self) -> threading.Thread:
@@ -146,8 +146,9 @@ class Persister:
 
     def _work(self) -> None:
         while self._given_up:
-            arena, slot, state = self._given_up.popleft()
-            arena.settle(slot, state.seq)
+            entry = self._given_up.popleft()
+            if entry[0].settled(entry[1]) < entry[2].seq:
+                self._failed(entry, CheckpointError(_damaged(entry[2])))
         with self.watch.look():
             self._store_next()
             self._settle()
@@ -310,3 +311,7 @@ class Persister:
 
     def _moved(self) -> None:
         self._look_s, self.moved_at = FIRST_LOOK_S, time.monotonic()
+
+
+def _damaged(state: SlotState) -> str:
+    return f"step {state.step} of epoch {state.epoch} was damaged in memory"
