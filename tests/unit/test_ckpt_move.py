@@ -20,6 +20,7 @@ import pytest
 from cli_server import transom
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transom_cli.commands.ckpt_move import folded
 
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.errors import CheckpointError
@@ -116,6 +117,12 @@ def test_safetensors_loads_what_is_exported_to_it_and_the_rest_is_named(folder: 
     with safe_open(out, "pt") as opened:
         assert opened.metadata() == {"format": "pt"}
     assert out.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def test_what_a_file_lacks_is_told_by_its_first_two_keys() -> None:
+    group = [f"state['optimizer']['param_groups'][0]['params'][{n}]" for n in range(40)]
+    told = folded(["state['loop']['name']", *group, "state['rate']"])
+    assert told == ["state['loop']['name']", "state['optimizer']['param_groups'] (40 values)", "state['rate']"]
 
 
 def _umask() -> int:

@@ -87,6 +87,13 @@ def test_no_socket(tmp_path: Path) -> None:
     assert not isinstance(caught.value, NoAnswerError)
 
 
+def test_in_a_sandbox_whoever_is_in_it_starts_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSOM_SANDBOX", str(tmp_path))
+    with pytest.raises(UnreachableError) as caught:
+        Client(str(tmp_path / "none")).get("/v1/jobs")
+    assert caught.value.hint.startswith("transomd > transomd.log 2>&1 &; or name another")
+
+
 def test_a_socket_that_nobody_serves(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as left:

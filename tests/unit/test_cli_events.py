@@ -42,6 +42,14 @@ def test_events(server: Recorded) -> None:
     assert server.requests[0].query == {"job": "12", "node": "n3", "limit": "7"}
 
 
+def test_an_event_keeps_within_the_columns_that_there_are(server: Recorded) -> None:
+    server.on("GET /v1/events", (200, {"events": [an_event(1, job_id=12, message="one two " * 9)], "last": 1}))
+    shown = transom("events", socket=server.socket, TZ="UTC", COLUMNS="40").stdout.splitlines()
+    assert shown[0] == "2030-03-17 17:46:40 drain [job 12]"
+    assert len(shown) > 2
+    assert all(line.startswith(("    one", "    two")) and len(line) <= 40 for line in shown[1:])
+
+
 def test_no_events(server: Recorded) -> None:
     server.on("GET /v1/events", (200, {"events": [], "last": 0}))
     assert transom("events", socket=server.socket).stdout == "no events\n"

@@ -20,6 +20,7 @@ from transomd.places import SITE_SOCKET, personal_socket
 DEFAULT_SOCKET = SITE_SOCKET
 ENV_SOCKET = "TRANSOM_SOCKET"
 ENV_URL = "TRANSOM_URL"
+ENV_SANDBOX = "TRANSOM_SANDBOX"
 MAX_ANSWER = 256 << 20
 """Bytes of the largest answer that is read: ten thousand jobs need a few MiB."""
 
@@ -141,8 +142,10 @@ def usual_address(env: Mapping[str, str] = os.environ) -> str:
     return str(own) if os.path.exists(own) else DEFAULT_SOCKET
 
 
-def _start_hint() -> str:
-    return f"systemctl status transomd; or name another by --socket, ${ENV_SOCKET} or ${ENV_URL}"
+def _start_hint(env: Mapping[str, str] = os.environ) -> str:
+    # No service manager starts the daemon of a sandbox: whoever is in it does.
+    look = "transomd > transomd.log 2>&1 &" if env.get(ENV_SANDBOX) else "systemctl status transomd"
+    return f"{look}; or name another by --socket, ${ENV_SOCKET} or ${ENV_URL}"
 
 
 def _error(status: int, value: dict[str, Any]) -> TransomError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ def export_command(where: str, step: int, out: Path, to: str, key: str, rank: in
         lacking = portable.export(state, out, to)
     print(f"step {item.step} of epoch {item.epoch} is in {plain(out)}")
     _note(f"of rank {rank} alone, as each rank had its own", [k for k in gathered.of_one_rank if key in ("", k)])
-    _note("left out, as a safetensors file holds tensors only", lacking)
+    _note("left out, as a safetensors file holds tensors only", folded(lacking))
     return ExitCode.OK
 
 
@@ -120,6 +121,15 @@ def _under(state: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     if not isinstance(inner, dict):
         raise UsageError(f"exporting {key}: it is a {type(inner).__name__}, not a dict", hint="leave --key out")
     return inner
+
+
+def folded(paths: Sequence[str]) -> list[str]:
+    """Return paths such as ``state['a']['b'][0]`` with those alike in their first two keys told once, and counted."""
+    alike: dict[str, list[str]] = {}
+    for path in paths:
+        found = re.match(r"[^\[]*(?:\[[^\]]*\]){0,2}", path)
+        alike.setdefault(found[0] if found else path, []).append(path)
+    return [each[0] if len(each) == 1 else f"{start} ({len(each)} values)" for start, each in alike.items()]
 
 
 def _note(what: str, names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import click
 from transom_cli.ask import Json, client, job_id
 from transom_cli.complete import complete_jobs, complete_nodes
 from transom_cli.follow import follow_events
-from transom_cli.text import plain
+from transom_cli.text import plain, width, wrapped
 from transomd.words import ExitCode
 
 
@@ -50,11 +50,15 @@ def events(job: str | None, node: str | None, limit: int, follow: bool, as_json:
 
 def _print(found: Iterable[Json], as_json: bool) -> None:
     for event in found:
-        print(json.dumps(event) if as_json else event_line(event), flush=True)
+        print(json.dumps(event) if as_json else event_lines(event, width()), flush=True)
 
 
-def event_line(event: Mapping[str, Any]) -> str:
-    """Return one event as a line: time, kind, job, node, message."""
+def event_lines(event: Mapping[str, Any], columns: int) -> str:
+    """Return one event: time, kind, job, node, message; in lines of at most ``columns`` (0: one line)."""
+    return "\n".join(wrapped(_line(event), columns, indent="    ")).lstrip()
+
+
+def _line(event: Mapping[str, Any]) -> str:
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(event.get("at") or 0)))
     about = [f"job {event['job_id']}"] if event.get("job_id") is not None else []
     about += [str(event["node"])] if event.get("node") else []

@@ -123,7 +123,7 @@ def _summary(found: Sandbox) -> str:
     return f"{count} ({how}), Slurm {year}.{month:02d}, {found.spec.gpus} simulated GPUs a node, in {found.directory}"
 
 
-@sandbox.command()
+@sandbox.command(short_help="End the sandbox and all that runs in it.")
 @_directory
 @_clear_errors
 def down(directory: Path | None) -> None:
@@ -163,7 +163,7 @@ def _row(report: NodeReport, gpus: int) -> str:
     return f"{report.name:<6} {report.address:<13} {power:<6} {link:<5} {slurmd:<7} {shown:<5} {slurm}"
 
 
-@sandbox.command()
+@sandbox.command(short_help="Print the shell lines that lead into the sandbox.")
 @_directory
 @_clear_errors
 def env(directory: Path | None) -> None:
@@ -196,12 +196,13 @@ def exec_(node: str | None, directory: Path | None, command: tuple[str, ...]) ->
 
 
 @sandbox.command(
+    short_help="Break something on a node, or in the hub.",
     epilog="\b\nKinds:\n"
     + _kinds(hub=False)
     + "\n\n\b\nKinds for NODE `hub`, where slurmctld and transomd run:\n"
     + _kinds(hub=True)
     + "\n\n\b\nExamples:\n  transom sandbox fail n2 power\n  transom sandbox fail 'n[3-4]' xid:79"
-    + "\n  transom sandbox fail hub ctld-stop"
+    + "\n  transom sandbox fail hub ctld-stop",
 )
 @click.argument("nodes", metavar="NODE")
 @click.argument("kind", shell_complete=complete_faults)
@@ -214,7 +215,7 @@ def fail(nodes: str, kind: str, directory: Path | None) -> None:
         click.echo(f"{node}: {found.fail(node, kind)}")
 
 
-@sandbox.command()
+@sandbox.command(short_help="Undo the faults of a node, or of the hub.")
 @click.argument("nodes", metavar="NODE")
 @_directory
 @_clear_errors

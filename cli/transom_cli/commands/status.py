@@ -26,7 +26,7 @@ EVERY_S = 2.0
 @click.argument("job", required=False, shell_complete=complete_jobs)
 @click.option("--watch", is_flag=True, help="Show it again every two seconds; for one job, until it ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the daemon answers.")
-@click.option("--all", "everything", is_flag=True, help="Finished jobs as well.")
+@click.option("--all", "everything", is_flag=True, help="Also jobs that ended more than a day ago.")
 @click.option("--user", default=None, metavar="USER", help="Only this user's jobs.")
 def status(job: str | None, watch: bool, as_json: bool, everything: bool, user: str | None) -> int:
     """Show all jobs; or one JOB (id or name): its state and why, its attempts and launches, what failed, on which

@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from transom_cli.ask import Json, client, finished
-from transom_cli.commands.events import event_line
+from transom_cli.commands.events import event_lines
 from transom_cli.follow import follow_events
-from transom_cli.text import plain, safe
+from transom_cli.text import plain, safe, width
 from transomd.api.client import Client, NoAnswerError
 from transomd.errors import SpecError, TransomError, UnreachableError
 from transomd.launch.stage import Staged, path_faults, planned_run_dir, stage, unstage
@@ -161,7 +161,7 @@ def _watch(api: Client, job: Mapping[str, Any]) -> int:
 
     try:
         for event in follow_events(api, job=number, after=0, until=ended):
-            print(event_line(event), flush=True)
+            print(event_lines(event, width()), flush=True)
     except KeyboardInterrupt:
         print(f"\njob {number} goes on; to end it: transom cancel {number}", file=sys.stderr)
         raise
