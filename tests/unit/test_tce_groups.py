@@ -194,6 +194,18 @@ def test_there_is_no_checkpoint_of_groups_that_do_not_fit_together(directory: Pa
         engine.close(10)
 
 
+def test_there_is_no_checkpoint_where_a_rank_is_given_what_it_holds_with_others(tmp_path: Path) -> None:
+    """Rank 1 takes rank 2 for one that holds the same as it does, which holds the same as rank 0."""
+    handles = []
+    for rank, declared in enumerate([(0, 2), (1, 2), (0, 2)]):
+        told = {"rank": rank, "world_size": 3, "epoch": 1, "memory": False}
+        engine = CheckpointEngine(tmp_path / "c", replicated={"half": declared}, **told)
+        handles.append(engine.save(1, {"half": torch.full((3,), float(rank % 2))}))
+    with pytest.raises(CheckpointError, match="rank 1 has written half for rank 2, too, which holds them otherwise"):
+        handles[-1].wait(timeout=60)
+    assert [item.complete for item in list_checkpoints(tmp_path / "c")] == [False]
+
+
 def test_what_a_rank_takes_back_is_its_own_and_its_groups(tmp_path: Path) -> None:
     """Names of all kinds of its own, and none of another's."""
     for rank in range(4):

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from transomd.tce.manifest import (
 )
 
 _FAILED = re.compile(r"rank-(\d+)\.failed")
+_SAME = "name the same ranks in 'replicated' on each of them"
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ class Writer:
     def commit(self, step: int) -> bool:
         """Write the step's manifest if every rank's is there; True if this call did.
 
-        Raises OSError, CheckpointError when a newer epoch is at work or a rank needs what none has written, ValueError
-        if a rank manifest is damaged.
+        Raises OSError, CheckpointError when a newer epoch is at work or ranks do not agree on who needs what,
+        ValueError if a rank manifest is damaged.
         """
         folder = self.folder(step)
         if self.complete(step) or self.missing_rank(step) is not None:
@@ -180,8 +181,29 @@ def _check_needs(step: int, ranks: Sequence[RankManifest]) -> None:
         if missing:
             raise CheckpointError(
                 f"step {step}: rank {rank.rank} needs {', '.join(missing)}, which no rank has written",
-                hint="name the same ranks in 'replicated' on each of them",
+                hint=_SAME,
             )
+    _check_none_thrust_upon(step, ranks)
+
+
+def _check_none_thrust_upon(step: int, ranks: Sequence[RankManifest]) -> None:
+    """A rank that is given a part by another one alone must not have what is under the same keys somewhere else."""
+    needs = {rank.rank: set(rank.needs) for rank in ranks}
+    keys = {part.name: part.keys for rank in ranks for part in rank.parts}
+    for rank in ranks:
+        for part in rank.parts:
+            for other in part.ranks:
+                mine = needs.get(other, set())
+                if part.name not in mine and (twice := set(part.keys).intersection(_all_keys(mine, keys))):
+                    raise CheckpointError(
+                        f"step {step}: rank {rank.rank} has written {', '.join(sorted(twice))} for rank {other}, too, "
+                        "which holds them otherwise",
+                        hint=_SAME,
+                    )
+
+
+def _all_keys(names: Iterable[str], keys: Mapping[str, tuple[str, ...]]) -> set[str]:
+    return {key for name in names for key in keys[name]}
 
 
 def _step_manifest(step: int, epoch: int, ranks: Sequence[tuple[RankManifest, bytes]]) -> StepManifest:
