@@ -18,7 +18,7 @@ from tce_nodes import nodes
 from transomd.forms import parse_size
 from transomd.tce.memory import budget
 from transomd.tce.memory.arena import _FAILED, Arena, mapped, rounded, staged, whole_size
-from transomd.tce.memory.link import connect
+from transomd.tce.memory.link import Link, connect
 from transomd.tce.memory.place import Claim, agent_socket, own_socket, private_folder
 from transomd.tce.memory.slots import EMPTY, STAGED, WRITING, SlotState, read_slot, write_slot
 from transomd.tce.memory.wire import Line
@@ -287,6 +287,20 @@ def test_a_keeper_tells_what_it_holds_refuses_nonsense_and_ends_when_nobody_is_t
         with pytest.raises(OSError):  # noqa: PT011 - which one depends on when the keeper hung up
             link.ask("arena", bytes=1, epoch=1, token="", keep=1)
         link.close()
+
+
+def test_an_answer_that_is_overdue_ends_the_line() -> None:
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    link = Link(Line(here))
+    with pytest.raises(TimeoutError, match="the keeper does not answer 'arena'"):
+        link.ask("arena", timeout_s=0.01)
+    assert json.loads(there.recv(1000))["op"] == "arena"
+    assert there.recv(1) == b""
+    for again in (link.listen, lambda: link.ask("arena"), lambda: link.tell("staged")):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            again()
+    there.close()
 
 
 def test_another_user_is_not_let_in() -> None:

@@ -470,6 +470,14 @@ def test_a_late_process_of_an_earlier_start_cannot_touch_what_the_new_one_stages
     assert complete(directory)[-1] == 5
 
 
+def test_a_start_takes_no_epoch_that_memory_alone_knows_of(directory: Path) -> None:
+    with CheckpointEngine(directory, storage_every=1000) as engine:
+        engine.save(1, state_of(1))
+        assert not list(directory.glob("*.claim")), "storage knows of it already"
+        with CheckpointEngine(directory) as other:
+            assert (engine.epoch, other.epoch) == (1, 2)
+
+
 def test_what_only_memory_holds_is_stored_by_the_start_that_resumed_from_it(directory: Path) -> None:
     code = """
         engine.save(1, state_of(1)).wait(timeout=30)

@@ -138,6 +138,17 @@ def test_a_step_of_an_older_epoch_is_fenced_by_a_newer_one_that_is_stored(rank: 
     assert rank.stored() == [(2, 2)]
 
 
+def test_what_is_fenced_is_not_kept_for_a_start_that_has_come(rank: Rank) -> None:
+    """It took over while the step of the start before was being written."""
+    rank.directory.mkdir(parents=True)
+    claim_epoch(rank.directory, 2)
+    rank.take_over(owner(epoch=2))
+    rank.stage(0, step=1, seq=1, epoch=1)
+    rank.abandon()
+    assert wait_for(lambda: rank.heard("failed") == [1])
+    assert wait_for(lambda: rank.idle)
+
+
 def test_what_was_damaged_in_memory_fails_and_the_next_step_is_stored(rank: Rank) -> None:
     rank.stage(0, step=1, seq=1)
     rank.arenas[0].image(0)[5] ^= 1

@@ -85,7 +85,7 @@ class CheckpointEngine:
         self._groups, self._local_rank = Groups(replicated, self.rank, self.world_size), local_rank()
         link = self._call_keeper(memory, when_full)
         try:
-            self.epoch, self._token = begin(self.directory, self.world_size, epoch)
+            self.epoch, self._token = begin(self.directory, self.world_size, epoch, link.newest_epoch if link else 0)
         except CheckpointError:
             if link is not None:
                 link.close()

@@ -14,16 +14,17 @@ from transomd.tce.files import make_folder
 log = logging.getLogger("transom.tce")
 
 
-def begin(directory: Path, world_size: int, epoch: int | None) -> tuple[int, str]:
+def begin(directory: Path, world_size: int, epoch: int | None, held: int = 0) -> tuple[int, str]:
     """The epoch, and the token that tells a claim of this start from another's ('': whoever has the epoch may).
 
     A given epoch is claimed at once. A number of our own is claimed by the first save only, so that a program which
-    merely loads does not fence the one that trains.
+    merely loads does not fence the one that trains. It is above ``held``, the newest one that memory holds something
+    of: that may not be claimed yet.
     """
     if epoch is not None:
         _claim_given(directory, at_least(epoch, 0, "epoch"))
         return epoch, ""
-    mine = (_newest_epoch(directory) or 0) + 1, uuid.uuid4().hex
+    mine = max(_newest_epoch(directory) or 0, held) + 1, uuid.uuid4().hex
     if world_size == 1:
         return mine
     exchange = restore.group_exchange(world_size)

@@ -29,12 +29,17 @@ class Link:
     def __init__(self, line: Line) -> None:
         self._line = line
         self._asked = 0
+        self.newest_epoch = 0
+        """The newest epoch of which the keeper held something when it was last greeted (0: nothing)."""
         self.news: deque[Message] = deque()
 
     def ask(
         self, op: str, descriptors: tuple[int, ...] = (), timeout_s: float = ANSWER_S, **details: object
     ) -> tuple[Message, list[int]]:
-        """The keeper's answer, and the descriptors with it, which are the caller's. Raises OSError."""
+        """The keeper's answer, and the descriptors with it, which are the caller's. Raises OSError.
+
+        An answer that is overdue ends the line: coming late, its memory would be taken for another answer's.
+        """
         self._asked += 1
         self._line.queue({"op": op, "id": self._asked, **details}, descriptors)
         deadline = time.monotonic() + timeout_s
@@ -45,6 +50,7 @@ class Link:
                     got, self._line.descriptors = self._line.descriptors, []
                     return message, got
             if not self.wait(deadline - time.monotonic()):
+                self.close()
                 raise TimeoutError(f"the keeper does not answer {op!r}")
 
     def tell(self, op: str, **details: object) -> None:
@@ -108,6 +114,7 @@ def connect(directory: Path, start: bool) -> Link | None:
 def hello(link: Link, directory: Path, rank: int, world_size: int) -> Message:
     """Say of which rank and directory the talk will be; what the keeper has of it. Raises OSError."""
     answer, _ = link.ask("hello", directory=real(directory), rank=rank, world_size=world_size)
+    link.newest_epoch = max((epoch for epoch, _ in [*answer["steps"], *answer["staged"]]), default=0)
     return answer
 
 

@@ -219,7 +219,7 @@ class Persister:
         try:
             store.put(state.step, stored, table.needs)
         except CheckpointError as error:
-            self._note_fenced(error)
+            self._note_fenced(error, state.epoch)
             self._failed(entry, error)
         except (OSError, MemoryError) as error:
             self._try_again(entry, store, store.told(state.step, error, sum(part.bytes for part in stored)))
@@ -257,11 +257,13 @@ class Persister:
         self._tell({"t": "problem", "step": state.step, "epoch": state.epoch, "error": str(error), "hint": error.hint})
         self._retry = self._retry.later(time.monotonic())
 
-    def _note_fenced(self, error: CheckpointError) -> None:
+    def _note_fenced(self, error: CheckpointError, epoch: int) -> None:
         """A newer start has begun, before the write of a step or between it and its completion."""
         if isinstance(error, FencedError):
             self.watch.complain(str(error))
-            self.fenced_at = time.monotonic()
+            owner = self.orders.owner
+            if owner is None or owner.epoch <= epoch:  # else that start has come, and has loaded what it wanted
+                self.fenced_at = time.monotonic()
 
     def _failed(self, entry: Entry, error: CheckpointError) -> None:
         arena, slot, state = entry
@@ -285,7 +287,7 @@ class Persister:
             if written.handle.reached:
                 self._complete(step, written)
             elif error is not None:
-                self._note_fenced(error)
+                self._note_fenced(error, written.epoch)
                 del self._unfinished[step]
                 self._tell_failed(step, written.epoch, error)
 

@@ -146,6 +146,8 @@ class MemoryTier:
         brought = (before.descriptor,) if before is not None and not self._lease.held else ()
         answer, descriptors = self._lease.ask(size, brought)
         self._pool.take(descriptors, int(answer["seq"]))
+        if not self._pool.has(size):
+            raise OSError("the keeper sent less memory than it was asked for")
         self._lease.hold()
         self.ledger.heard = int(answer.get("skips", 0))  # what another keeper skipped is this one's no more
         self.ledger.no_partner = str(answer["no_partner"])
