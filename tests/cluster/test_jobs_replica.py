@@ -73,7 +73,7 @@ def all_losses(site: Site, launch: str = "e*") -> dict[int, set[str]]:
 
 
 def test_power_loss_of_a_node_is_made_good_from_the_copy(site: Site) -> None:
-    job = submitted(site, spares=1, checkpoint="storage_every: 10, replica_every: 3")
+    job = submitted(site, spares=1, checkpoint="storage_every: 1000, replica_every: 3")
     ring = {"n1": "n2", "n2": "n3", "n3": "n1"}
     site.wait(lambda: site.job(job)["copies"] == ring, "who holds whose copy", 30)
     assert site.job(job)["copies_trouble"] == ""

@@ -186,6 +186,7 @@ def hanging(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     rank.stage(0, step=1, seq=1, world_size=2)
     rank.take_over(owner(world_size=2))
     assert wait_for(lambda: rank.heard("written") == [1])
+    assert wait_for(lambda: rank.waits_only), "it still writes"
     pipe = Writer(rank.directory, 1, 2, 1).folder(1) / rank_manifest_name(1)
     os.mkfifo(pipe)
     assert wait_for(lambda: "looking into the directory has taken" in rank.status()["problem"])
