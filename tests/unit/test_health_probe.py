@@ -306,6 +306,8 @@ def test_owner_of_a_process() -> None:
     env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "77", "TRANSOM_JOB_ID": "j1"}
     with subprocess.Popen(["sleep", "60"], env=env) as process:
         try:
+            while not Path(f"/proc/{process.pid}/environ").read_bytes():
+                time.sleep(0.001)  # Popen returns amid the exec
             found = probe.owner(str(process.pid))
         finally:
             process.kill()
