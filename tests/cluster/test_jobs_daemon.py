@@ -10,6 +10,7 @@ import time
 
 import pytest
 from jobs import Site, check_end
+from transom_slurm.sandbox import processes
 
 from transomd.launch.rundir import RunDir
 
@@ -59,7 +60,7 @@ def test_controller_away_for_a_minute(site: Site, how: str) -> None:
     before = site.detail(job)
     pid = int((site.sandbox.directory / "run" / "slurmctld.pid").read_text()) if how == "stopped" else 0
     if how == "stopped":
-        os.kill(pid, signal.SIGSTOP)
+        processes.stop([pid])
     else:
         site.sandbox.stop_controller(kill=True)
     end = time.monotonic() + 60

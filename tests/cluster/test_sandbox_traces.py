@@ -166,7 +166,7 @@ def test_up_cleans_up_when_interrupted(directory: Path, milestone: str) -> None:
 
 def test_no_second_command_meddles_with_a_start(directory: Path) -> None:
     with _start_until(directory, "hub/init.pid") as process:
-        process.send_signal(signal.SIGSTOP)
+        processes.stop([process.pid])
         with pytest.raises(SandboxError, match="another command"):
             Sandbox.clear(directory)
         process.send_signal(signal.SIGCONT)

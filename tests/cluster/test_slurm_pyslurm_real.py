@@ -18,7 +18,7 @@ from transom_slurm.errors import SlurmUnavailable
 from transom_slurm.pyslurm_client import PyslurmClient, choose_client
 from transom_slurm.pyslurm_process import worker_argv
 from transom_slurm.runner import clean_env
-from transom_slurm.sandbox import Sandbox
+from transom_slurm.sandbox import Sandbox, processes
 from transom_slurm.types import ExitStatus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -44,7 +44,7 @@ async def clients(sandbox: Sandbox, python: str) -> AsyncIterator[tuple[CommandC
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    processes.stop([pid])
     try:
         yield
     finally:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from transom_slurm.sandbox import processes
 
 from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.tier import MemoryTier
@@ -66,10 +67,8 @@ def keeper_of(directory: Path) -> int:
 
 
 def stop(pid: int) -> None:
-    """Stop a process with SIGSTOP, and wait until it stands still: until its first thread is run, the others go on."""
-    os.kill(pid, signal.SIGSTOP)
-    tasks = Path(f"/proc/{pid}/task")
-    assert wait_for(lambda: {stat_of(task)[0] for task in tasks.iterdir()} <= {"T", "t"})
+    """Stop a process with SIGSTOP, and wait until it stands still."""
+    processes.stop([pid])
 
 
 def stat_of(process: Path) -> list[str]:

@@ -61,7 +61,7 @@ def _rank_kill(spec: ClusterSpec, node: str, _: str) -> str:
 
 def _rank_stop(spec: ClusterSpec, node: str, _: str) -> str:
     pid = targets.find_rank(spec, node)
-    processes.signal_each([pid], signal.SIGSTOP)
+    processes.stop([pid])
     return f"rank stopped: process {pid} (host's numbering)"
 
 
@@ -93,7 +93,7 @@ def _stop(spec: ClusterSpec, node: str, daemon: str) -> None:
     found = targets.named(spec, node, daemon)
     if not found:
         raise SandboxError(f"stop {daemon} on {node}", "it does not run", hint=command(spec.root, f"heal {node}"))
-    processes.signal_each(found, signal.SIGSTOP)
+    processes.stop(found)
 
 
 def _slurmd_stop(spec: ClusterSpec, node: str, _: str) -> str:

@@ -26,7 +26,7 @@ def ctld_kill(spec: ClusterSpec, _node: str, _argument: str) -> str:
 
 def ctld_stop(spec: ClusterSpec, _node: str, _argument: str) -> str:
     """SIGSTOP to slurmctld: its port accepts, and nobody answers."""
-    processes.signal_each([_controller(spec)], signal.SIGSTOP)
+    processes.stop([_controller(spec)])
     return "slurmctld stopped: it accepts connections and does not answer"
 
 

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from transom_slurm.sandbox.errors import SandboxError
 from transom_slurm.sandbox.scripts import TAG
+from transom_slurm.sandbox.waiting import until
 
 _PROC = Path("/proc")
 
@@ -122,6 +124,30 @@ def signal_each(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def stop(pids: Iterable[int], timeout_s: float = 10.0) -> None:
+    """SIGSTOP to each, and wait until all of their threads stand still; those already gone are skipped.
+
+    The signal is not yet obeyed when kill(2) returns: until one of its threads was run, all go on.
+    Raises SandboxError when one does not obey in time, as it waits for a disk or a network in the kernel.
+    """
+    wanted = set(pids)
+    signal_each(wanted, signal.SIGSTOP)
+    if not until(lambda: not any(map(_runs, wanted)), timeout_s):
+        left = sorted(pid for pid in wanted if _runs(pid))
+        raise SandboxError(
+            f"stop processes {left}", f"not obeyed within {timeout_s:g} s", hint=f"ps -o stat,wchan {left[0]}"
+        )
+
+
+def _runs(pid: int) -> bool:
+    """Whether one of its threads neither stands still nor is at its end."""
+    try:
+        tasks = os.listdir(_PROC / str(pid) / "task")
+    except OSError:
+        return False
+    return any(state(int(task)) not in ("T", "t", "Z", "X", "") for task in tasks)
 
 
 def end_all(find: Callable[[], set[int]], timeout_s: float = 15.0) -> set[int]:
