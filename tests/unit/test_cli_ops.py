@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,14 +320,17 @@ def test_names_that_a_shell_would_obey_are_not_offered(server: Recorded, tmp_pat
 
 
 def test_a_daemon_that_is_slow_or_away_means_no_names_and_no_wait(server: Recorded, tmp_path: Path) -> None:
+    enough = threading.Event()
+
     def slow(_: object) -> tuple[int, object]:
-        time.sleep(3)
+        enough.wait(60)
         return 200, {"jobs": [a_job()]}
 
     server.on("GET /v1/jobs", slow)
     began = time.monotonic()
     assert complete("transom status ", tmp_path, server.socket) == ""
-    assert time.monotonic() - began < 2.9
+    assert time.monotonic() - began < 20
+    enough.set()
     assert complete("transom status ", tmp_path, tmp_path / "none") == ""
 
 
