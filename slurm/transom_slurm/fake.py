@@ -32,7 +32,7 @@ class FakeSlurm(FakeWorld):
         self._answer("finished", tuple(sorted(job_ids)), since)
         if not self.accounting:
             return {}
-        known = self._records | {job_id: job.view() for job_id, job in self._jobs.items()}
+        known = self._records | {job_id: job.record() for job_id, job in self._jobs.items()}
         found = {job_id: known[job_id] for job_id in job_ids if job_id in known}
         return {i: job for i, job in found.items() if job.end_time is None or job.end_time >= since}
 

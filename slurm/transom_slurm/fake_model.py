@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transom_slurm.nodesets import HostlistError, expand
 from transom_slurm.options import SbatchOption, parse_options
@@ -156,6 +156,10 @@ class FakeJob:
             work_dir=self.work_dir,
             may_requeue=self.may_requeue,
         )
+
+    def record(self) -> SlurmJob:
+        """As accounting would tell it: it knows no flags, and how a job ended while the job is still COMPLETING."""
+        return replace(self.view(), status=JobStatus(self.base), state_text=self.base.value)
 
 
 def job_of(request: SubmitRequest, job_id: int, user: str, now: float, default_partition: str) -> FakeJob:

@@ -272,12 +272,19 @@ class FakeWorld:
         job.ended, job.steps = float(int(self.now)), []
         if job.nodes and self.completing_s:
             job.flags = frozenset({"COMPLETING"})
+            self._flag(job.nodes, "COMPLETING")
             self.at(self.completing_s, lambda: self._settle(job))
         else:
             self._settle(job)
 
+    def _flag(self, names: Iterable[str], flag: str) -> None:
+        for name in names:
+            self._nodes[name].flags.add(flag)
+
     def _settle(self, job: FakeJob) -> None:
         job.flags = frozenset()
+        for name in job.nodes:
+            self._nodes[name].flags.discard("COMPLETING")
         self._release(job)
         self._records[job.job_id] = job.view()
         self.at(self.min_job_age_s, lambda: self._purge(job))

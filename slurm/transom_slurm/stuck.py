@@ -35,6 +35,19 @@ def stuck_jobs(jobs: Iterable[SlurmJob], nodes: Mapping[str, SlurmNode], *, now:
     return [one for one in found if one is not None]
 
 
+def completing_late(job: SlurmJob, now: float) -> bool:
+    """Whether a job has been COMPLETING for so long that it will not end by itself."""
+    return "COMPLETING" in job.status.flags and job.end_time is not None and now - job.end_time >= COMPLETING_S
+
+
+def does_not_end(
+    job: SlurmJob, jobs: Iterable[SlurmJob], nodes: Mapping[str, SlurmNode], *, now: float
+) -> Stuck | None:
+    """Return what is to be told of a job that has been COMPLETING for too long; None where it has not."""
+    busy = frozenset(node for other in jobs if other.status.base is JobBase.RUNNING for node in other.nodes)
+    return _completing(job, nodes, busy, now) if completing_late(job, now) else None
+
+
 def waits_for_person(job: SlurmJob) -> str:
     """Return the command without which a waiting job never goes on; empty where it merely waits its turn."""
     command = _BY_A_PERSON.get(_plain(job.reason)) if job.status.base is JobBase.PENDING else None
@@ -112,7 +125,7 @@ def _too_large(job: SlurmJob, nodes: Mapping[str, SlurmNode], now: float) -> Stu
 
 
 def _completing(job: SlurmJob, nodes: Mapping[str, SlurmNode], busy: frozenset[str], now: float) -> Stuck | None:
-    if job.end_time is None or now - job.end_time < COMPLETING_S:
+    if job.end_time is None or not completing_late(job, now):
         return None
     still = [n for n in job.nodes if n in nodes and "COMPLETING" in nodes[n].status.flags] or list(job.nodes)
     names = fold(still)

@@ -73,7 +73,7 @@ class SimLauncher:
             self.gone = True
             return
         job = self.world.slurm.all_jobs().get(self.slurm_id)
-        if job is not None and job.ended:
+        if job is not None and job.end_time is not None:
             await self._leave(143, "signal SIGTERM")
             return
         self._beat()
@@ -216,7 +216,7 @@ class SimLauncher:
             await self._send()
         self.gone = True
         job = self.world.slurm.all_jobs().get(self.slurm_id)
-        if self.generation == 1 and job is not None and not job.ended:
+        if self.generation == 1 and job is not None and job.end_time is None:
             self.world.slurm.finish(self.slurm_id, code)
 
     # --- the program ------------------------------------------------------------------------------------------------

@@ -338,7 +338,8 @@ class SimWorld:
 
     def _slurm_starts_launchers(self) -> None:
         for slurm_id, job in self.slurm.all_jobs().items():
-            if slurm_id in self._seen or not job.nodes or job.ended or not job.comment.startswith("transom:"):
+            over = job.end_time is not None
+            if slurm_id in self._seen or not job.nodes or over or not job.comment.startswith("transom:"):
                 continue
             self._seen.add(slurm_id)
             _, number, attempt = job.comment.split(":")
@@ -363,7 +364,7 @@ class SimWorld:
     def _slurm_ends_processes(self) -> None:
         """slurmd ends what a job leaves behind, where slurmctld reaches it."""
         jobs = [job for job in self.slurm.all_jobs().values() if job.comment.startswith("transom:")]
-        running = {job.comment.split(":")[1] for job in jobs if job.nodes and not job.ended}
+        running = {job.comment.split(":")[1] for job in jobs if job.nodes and job.end_time is None}
         for node, found in self.processes.items():
             if self.slurm.powered(node) and node not in self.cut:
                 found -= {p for p in found if str(p[0]) not in running and not self.slurm_forgot}

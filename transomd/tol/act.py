@@ -20,6 +20,7 @@ from transomd.tol.clearings import KEY
 from transomd.tol.drains import CONFIRM_WITHIN_S, NODE_LOSS
 from transomd.tol.facts import ended
 from transomd.tol.findings import comment_refusal, fell_to_our_prolog
+from transomd.tol.lingering import without_epilog
 from transomd.tol.view import JobView
 from transomd.words import IntentKind, IntentState
 
@@ -168,7 +169,10 @@ class Actor:
 
     async def _over(self, job_id: int, intent: Intent, view: JobView | None) -> bool:
         job = (await self._slurm.jobs()).get(job_id)
-        if job is None or job.name != intent.args["tag"] or ended(job):
+        if job is None or job.name != intent.args["tag"]:
+            return True
+        # A job whose epilog does not end was ended: another scancel does nothing about it.
+        if ended(without_epilog(job, self._clock(), ours=True)):
             return True
         return view is not None and job.user != view.job.user
 

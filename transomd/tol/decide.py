@@ -14,7 +14,7 @@ from transom_slurm.types import SlurmJob
 from transomd.health.gpu import MISMATCH
 from transomd.health.types import CheckResult, NodeReport
 from transomd.settings import Settings
-from transomd.tol import endings, facts, gate, incidents, launches, recover
+from transomd.tol import endings, facts, gate, incidents, launches, lingering, recover
 from transomd.tol.attempts import first_attempt, submit_intent
 from transomd.tol.drains import to_confirm
 from transomd.tol.rollback import from_step
@@ -39,7 +39,7 @@ def decide(view: JobView, world: World, settings: Settings, now: float) -> Decis
     changes, launches = facts.absorb(view)
     seen = facts.noted_absence(view, world, now)
     absorbed = merged(view, replace(view.job, **changes), () if seen is None else (seen,), launches)
-    decision = _decide(absorbed, world, settings, now)
+    decision = _lingering(absorbed, _decide(absorbed, world, settings, now), world, now)
     check_move(view.state, decision.state)
     return replace(
         decision,
@@ -56,6 +56,15 @@ def _decide(view: JobView, world: World, settings: Settings, now: float) -> Deci
         said = f"Slurm job {view.attempt.slurm_job_id} is suspended; nothing is done until it goes on"
         return stay(view, said, wants=(Want(kind="slurm", since=now),))
     return _BY_STATE[view.state](view, world, settings, now)
+
+
+def _lingering(view: JobView, decision: Decision, world: World, now: float) -> Decision:
+    """Say of a job that waits for a Slurm job which does not come to its end what is in the way."""
+    said = lingering.sentence(view, world, now) if decision.state is view.state and not decision.attempts else ""
+    if not said:
+        return decision
+    told = () if view.job.reason == said else (facts.event(view, now, "stuck", said),)
+    return replace(decision, reason=said, events=(*decision.events, *told))
 
 
 def _never_submitted(view: JobView, now: float) -> Decision:

@@ -16,6 +16,7 @@ from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tee.types import Evidence
 from transomd.tee.wire import read_evidence
+from transomd.tol.lingering import without_epilog
 from transomd.tol.rollback import bound
 from transomd.tol.view import Absence, JobView, SlurmView, World, with_data
 from transomd.words import IntentState
@@ -79,10 +80,13 @@ def slurm_job(view: JobView, world: World, now: float) -> SlurmJob | Absence:
     """Return what Slurm says, as far as it is to be believed.
 
     That it does not know the job is believed once it says so again after a while, has not said otherwise in between,
-    and the launcher is silent as well, or at once after a cancellation that saw the job end. Else it is *unknown*.
+    and the launcher is silent as well, or at once after a cancellation that saw the job end. Else it is *unknown*. A
+    job whose epilog does not end counts as over after a while, where it is known how it ended.
     """
     job = world.slurm.job(view.attempt)
-    if job is not Absence.ABSENT:
+    if isinstance(job, SlurmJob):
+        return without_epilog(job, now, ours=ended_by_us(view, world))
+    if job is Absence.UNKNOWN:
         return job
     cancel = view.intent(cancel_key(view.attempt))
     if cancel is not None and cancel.state == IntentState.DONE:

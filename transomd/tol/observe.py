@@ -15,6 +15,7 @@ from transom_sql.records import Attempt
 
 from transomd.health.types import CollectiveReport, NodeReport
 from transomd.tol import facts
+from transomd.tol.lingering import as_recorded, hides_its_end
 from transomd.tol.view import JobView, SlurmView, Want, World
 
 log = logging.getLogger("transom.observe")
@@ -108,21 +109,26 @@ class Observer:
         return self._view
 
     async def _jobs(self, attempts: list[Attempt]) -> tuple[Mapping[int, SlurmJob] | _NoAnswer, frozenset[int]]:
-        """Return every job that slurmctld holds, and how those ended that it does not hold any more.
+        """Return every job that slurmctld holds, and how those ended that it does not hold any more or does not show.
 
         A record of accounting that has no end proves nothing: after a crash it may say RUNNING for ever.
         """
         jobs = await _answer(self._slurm.jobs())
         if isinstance(jobs, _NoAnswer):
             return jobs, frozenset()
-        missing = {a.slurm_job_id: a.created_at for a in attempts if a.slurm_job_id and a.slurm_job_id not in jobs}
-        if not missing:
+        ours = {a.slurm_job_id: a.created_at for a in attempts if a.slurm_job_id}
+        missing = {i for i in ours if i not in jobs}
+        hidden = {i for i in ours if i in jobs and hides_its_end(jobs[i], self._clock())}
+        if not missing | hidden:
             return jobs, frozenset()
-        records = await _answer(self._slurm.finished(list(missing), min(missing.values())))
+        asked = sorted(missing | hidden)
+        records = await _answer(self._slurm.finished(asked, min(ours[i] for i in asked)))
         if isinstance(records, _NoAnswer):
             log.warning("accounting does not answer: %s", records.error)
             return jobs, frozenset(missing)
-        return {**{i: job for i, job in records.items() if facts.ended(job)}, **jobs}, frozenset()
+        ended = {i: job for i, job in records.items() if facts.ended(job)}
+        shown = {i: as_recorded(jobs[i], ended[i]) for i in hidden & ended.keys()}
+        return {**ended, **jobs, **shown}, frozenset()
 
     def meet(self, wants: Iterable[Want], view: JobView) -> bool:
         """Start finding out what one job wants and is not under way; return whether to ask Slurm before its turn.

@@ -13,6 +13,7 @@ from transomd.settings import Settings
 from transomd.tol import endings, facts, incidents, launches
 from transomd.tol.attempts import next_attempt, submit_intent
 from transomd.tol.diagnose import diagnose, stop
+from transomd.tol.lingering import stuck_nodes
 from transomd.tol.policy import BACKOFF_S
 from transomd.tol.relaunch import give_up, new_launcher
 from transomd.tol.rollback import from_step
@@ -285,21 +286,24 @@ def _new_attempt(view: JobView, incident: Incident, world: World, now: float) ->
     limit = view.spec.policy.max_attempts
     if _attempts_spent(view) >= limit:
         return stop(view, incident, f"attempt budget used up: {limit} of {limit}", now)
-    # slurmd ended what ran where it answers; where Slurm hears none, ranks may live on.
-    apart = {n for n in view.attempt.nodes if world.slurm.silent(n) and n in world.health and world.health[n].reached}
+    # slurmd ended what ran where it answers; where Slurm hears none, or waits for it in vain, ranks may live on.
+    lingering = stuck_nodes(view, world, now)
+    doubted = {*lingering, *(n for n in view.attempt.nodes if world.slurm.silent(n))}
+    apart = {n for n in doubted if n in world.health and world.health[n].reached}
     fencing, _ = _fenced(view, incident, apart, now)
     if fencing is not None:
         return fencing
     pause = BACKOFF_S[min(_without_launch(view), len(BACKOFF_S) - 1)]
     if waits(_opened(incident), pause, now):
         return stay(view, "waiting before a new attempt", wake_at=_opened(incident) + pause)
-    new = next_attempt(view, world, now)
+    left = replace(view.attempt, barred=tuple(sorted({*view.attempt.barred, *lingering})))
+    new = next_attempt(replace(view, attempts=(*view.attempts[:-1], left)), world, now)
     without = f" without {fold(new.excluded)}" if new.excluded else ""
     return Decision(
         state=JobState.QUEUED,
         reason=f"attempt {new.number} is being submitted",
         job={"attempt": new.number},
-        attempts=(replace(view.attempt, ended_at=now, end_reason=incident.summary), new),
+        attempts=(replace(left, ended_at=now, end_reason=incident.summary), new),
         launches=facts.closed_launches(view, view.job.epoch, now, incident.summary),
         incident=replace(incident, fenced_at=incident.fenced_at or now),
         intents=(submit_intent(new, now),),

@@ -1,0 +1,56 @@
+"""A Slurm job that stays COMPLETING (a hanging epilog, a process that nothing ends) is told, and not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tol_world import SimWorld
+from transom_slurm.stuck import COMPLETING_S
+
+from transomd.words import JobState
+
+NEVER = 1e6
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[SimWorld]:
+    """A job that trains on a cluster where no epilog ever ends; twice as many nodes as it needs."""
+    made = SimWorld(7, completing_s=NEVER, accounting=False)
+    await made.start_daemon()
+    await made.submit({"spares": 0})
+    await made.until(lambda: made.state() is JobState.RUNNING)
+    yield made
+    await made.close()
+
+
+async def test_a_new_attempt_does_not_wait_for_an_epilog_that_never_ends(world: SimWorld) -> None:
+    world.power_loss("n2")
+    assert await world.end() is JobState.COMPLETED, world.story()
+    first, second = world.store.attempts(1)
+    assert (first.ended_at or 0.0) - first.created_at > COMPLETING_S
+    assert {"n1", "n3"} <= set(second.excluded), world.story()
+    world.check()
+
+
+async def test_what_waits_for_such_a_job_says_so_and_what_to_type(world: SimWorld) -> None:
+    """Whether a person's scancel ended it the flag hides, and what a person ended is not started again."""
+    world.slurm.cancel_by_person(1)
+    await world.until(lambda: "n[1-3] do not end (next: scontrol update nodename=n[1-3]" in world.job().reason)
+    await world.run(3 * COMPLETING_S)
+    assert world.state() is JobState.RECOVERING
+    assert len(world.store.attempts(1)) == 1
+    assert len(world.events("stuck")) == 1, world.story()
+
+
+async def test_accounting_says_how_such_a_job_ended(world: SimWorld) -> None:
+    world.slurm.accounting = True
+    world.slurm.cancel_by_person(1)
+    assert await world.end() is JobState.CANCELLED, world.story()
+    assert len(world.store.attempts(1)) == 1
+
+
+async def test_a_job_that_its_user_cancelled_does_not_wait_for_its_epilog(world: SimWorld) -> None:
+    assert world.operator is not None
+    await world.operator.cancel(1, "root")
+    assert await world.end() is JobState.CANCELLED, world.story()
