@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 
 from transom_cli.ask import Json
-from transom_cli.text import plain
+from transom_cli.telling import tell
 from transomd.api.client import Client
 from transomd.errors import UnreachableError
 
@@ -35,12 +34,12 @@ def follow_events(
             done, ending = ending, until()
         except UnreachableError as error:
             if not silent:
-                print(f"transom: {plain(error)}; waiting for it", file=sys.stderr)
+                tell(f"transom: {error}; waiting for it")
             silent = True
             time.sleep(RETRY_S)
             continue
         if silent:
-            print("transom: transomd answers again", file=sys.stderr)
+            tell("transom: transomd answers again")
         silent = False
         yield from answer["events"]
         if done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from transom_cli.text import ago, clip, hosts, plain, span, wrapped
+from transom_cli.text import ago, clip, folded, hosts, plain, span, wrapped
 from transomd.api.wire import MEASURES
 from transomd.words import Stage
 
@@ -26,7 +26,7 @@ def job_page(view: Json, *, now: float, columns: int) -> list[str]:
     for incident in _newest(view.get("incidents") or ()):
         lines += _incident(incident, now, columns)
     lines += _pending(view.get("intents") or (), now, columns)
-    return [*lines, *wrapped(f"next: {next_command(job, view.get('incidents') or ())}", columns, indent="")]
+    return [*lines, *folded(f"next: {next_command(job, view.get('incidents') or ())}", columns)]
 
 
 def _head(job: Json, columns: int) -> Iterator[str]:
@@ -216,10 +216,14 @@ def next_command(job: Json, incidents: Sequence[Json]) -> str:
         )
     if state == "running":
         return f"transom logs {number} -f"
-    if state == "completed":
+    if state == "held":
+        return f"what is said above; or give the job up: transom cancel {number}"
+    if state == "completed" or (state == "cancelled" and job.get("checkpoint")):
         return f"transom ckpt list {number}"
+    if state == "cancelled" and not job.get("epoch"):
+        return "nothing of it has run; to run it after all: transom submit JOB.yaml"
     newest = next(iter(_newest(incidents)), {})
     if state == "failed" and newest.get("blame") == "program":
         rank = next((f" --rank {rank}" for rank in newest.get("ranks") or ()), "")
         return f"transom logs {number}{rank}; correct the program, then submit again"
-    return f"transom events --job {number}" + ("" if state in ("failed", "cancelled", "held") else " -f")
+    return f"transom events --job {number}" + ("" if state in ("failed", "cancelled") else " -f")

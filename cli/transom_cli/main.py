@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import click
 
-from transom_cli.text import plain
+from transom_cli.telling import tell
 from transomd import __version__
 from transomd.errors import SpecError
 from transomd.words import ExitCode
@@ -116,9 +116,11 @@ def run(args: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except click.exceptions.Abort:
         return ExitCode.INTERRUPTED
-    except click.UsageError as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return ExitCode.USAGE
+    except click.UsageError as error:
+        return _tell_usage(error)
     except BrokenPipeError:
         # Whoever read the output has gone, which is their choice; nothing must be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -133,15 +135,26 @@ def _tell(error: Exception) -> int:
     """Print an error as people need it, and return its exit code."""
     hint = getattr(error, "hint", None)
     if hint is None:
-        print(f"transom: a fault in transom itself: {type(error).__name__}: {plain(error)}", file=sys.stderr)
-        print(f"  please report it with the output of the same command with {DEBUG}=1 before it", file=sys.stderr)
+        tell(f"transom: a fault in transom itself: {type(error).__name__}: {error}")
+        tell(f"please report it with the output of the same command with {DEBUG}=1 before it", indent="  ")
         return ExitCode.ERROR
-    print(f"transom: {plain(error)}", file=sys.stderr)
+    tell(f"transom: {error}")
     for fault in error.faults if isinstance(error, SpecError) else ():
-        print(f"  {plain(fault)}", file=sys.stderr)
+        tell(fault, indent="  ")
     if hint:
-        print(f"  next: {plain(hint)}", file=sys.stderr)
+        tell(f"next: {hint}", indent="  ")
     return int(getattr(error, "exit_code", ExitCode.ERROR))
+
+
+def _tell_usage(error: click.UsageError) -> int:
+    """Print wrong usage in the form of all errors, with the usage line of the command."""
+    path = error.ctx.command_path if error.ctx else "transom"
+    said = error.format_message().rstrip(".").replace(". Did you", "; did you")
+    tell(f"{path.replace(' ', ': ', 1)}: {said[:1].lower()}{said[1:]}")
+    if error.ctx is not None:
+        tell(" ".join(["usage:", path, *error.ctx.command.collect_usage_pieces(error.ctx)]), indent="  ")
+    tell(f"next: {path} -h", indent="  ")
+    return ExitCode.USAGE
 
 
 if __name__ == "__main__":

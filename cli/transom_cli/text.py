@@ -17,6 +17,19 @@ _UNSAFE = re.compile(
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 _ELLIPSIS = "…"
 _NUMBERED = re.compile(r"([A-Za-z0-9._-]*[A-Za-z._-])([0-9]{1,9})")
+_OWN = (
+    r"submit|status|logs|events|cancel|ckpt|history|incident|diagnose|nodes|drain|undrain|hooks|check|doctor|pause"
+    r"|resume-actions|completion|sandbox"
+)
+_PROGRAMS = (
+    rf"transom (?:-|{_OWN})|transomd(?= --| db| >|[;,)]|$)|(?:srun|sbatch|squeue|sinfo|munge|journalctl|ls|python3?) -"
+    r"|scontrol (?:show|update|ping|release|reconfigure)|scancel \d|sacctmgr show|systemctl |sudo |ssh |eval "
+    r"|pip install|apt-get "
+)
+_WORDS = r"""(?:'[^']*'|"[^"]*"|[^;,'"]|,(?! ))*?"""
+_END = r"(?=[;,)]? (?:or|and|then) |[;,)](?: |$)|$)"
+_COMMAND = re.compile(rf"(?<![\w/])(?:{_PROGRAMS}){_WORDS}{_END}")
+_GLUE = "\x00"
 MANY = 64
 """Names from which it is no longer worth to look for a shape with several dimensions."""
 
@@ -166,14 +179,38 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], limits: Sequence
 
 
 def wrapped(text: str, columns: int, *, indent: str = "  ") -> list[str]:
-    """Return the lines of ``text``, indented, none longer than ``columns`` (0: as they are)."""
+    """Return the lines of ``text``, indented, none longer than ``columns`` (0: as they are).
+
+    A command in it is broken only where it takes more than half a line.
+    """
     room = columns - len(indent) if columns else 0
     lines: list[str] = []
-    for line in safe(text).expandtabs(4).splitlines():
+    for line in _glued(safe(text).expandtabs(4), longest=room // 2).splitlines():
         while room and len(line) > room:
             cut = line.rfind(" ", room // 2, room + 1)
             cut = room if cut < 0 else cut
             lines.append(indent + line[:cut].rstrip())
             line = line[cut:].lstrip()
         lines.append(indent + line)
-    return lines
+    return [line.replace(_GLUE, " ") for line in lines]
+
+
+def _glued(text: str, *, longest: int | None = None) -> str:
+    """Return ``text`` with other blanks in its commands, so that nothing breaks them there."""
+
+    def glue(found: re.Match[str]) -> str:
+        command = found.group()
+        return command if longest is not None and len(command) > longest else command.replace(" ", _GLUE)
+
+    return _COMMAND.sub(glue, text)
+
+
+def folded(text: str, room: int, *, indent: str = "") -> list[str]:
+    """Return lines of at most ``room`` columns (0: one line), broken at blanks that are not within a command."""
+    lines, line = [], indent
+    for word in _glued(text).split(" "):
+        if room and line.strip() and len(line) + 1 + len(word) > room:
+            lines.append(line)
+            line = indent + "  "
+        line += word if not line.strip() else f" {word}"
+    return [line.replace(_GLUE, " ") for line in (*lines, line)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from transom_slurm.nodesets import fold
+from transom_slurm.pending import plain_reason, waits_for_person
 from transom_slurm.states import drain_refusal
 from transom_slurm.types import JobBase, SlurmJob, SlurmNode
 
@@ -48,12 +49,6 @@ def does_not_end(
     return _completing(job, nodes, busy, now) if completing_late(job, now) else None
 
 
-def waits_for_person(job: SlurmJob) -> str:
-    """Return the command without which a waiting job never goes on; empty where it merely waits its turn."""
-    command = _BY_A_PERSON.get(_plain(job.reason)) if job.status.base is JobBase.PENDING else None
-    return command.format(job=job.job_id) if command else ""
-
-
 def _stuck(job: SlurmJob, nodes: Mapping[str, SlurmNode], busy: frozenset[str], now: float) -> Stuck | None:
     if "COMPLETING" in job.status.flags:
         return _completing(job, nodes, busy, now)
@@ -61,15 +56,11 @@ def _stuck(job: SlurmJob, nodes: Mapping[str, SlurmNode], busy: frozenset[str], 
         return Stuck(job, "put back and held for a special exit code of its own", f"scontrol release {job.job_id}")
     if job.status.base is not JobBase.PENDING:
         return None
-    reason = _plain(job.reason)
+    reason = plain_reason(job.reason)
     rule = next((rule for word, rule in _RULES.items() if reason.startswith(word)), None)
     if rule is not None:
         return rule(job, nodes, now)
-    return _nodes_away(job, nodes) if reason.startswith(_NODES_AWAY) else None
-
-
-def _plain(reason: str) -> str:
-    return reason.replace("_", " ").lower()
+    return _nodes_away(job, nodes) if reason.startswith(_NODES_AWAY) else _never_fits(job)
 
 
 def _launch_failed(job: SlurmJob, nodes: Mapping[str, SlurmNode], now: float) -> Stuck:
@@ -124,6 +115,14 @@ def _too_large(job: SlurmJob, nodes: Mapping[str, SlurmNode], now: float) -> Stu
     return Stuck(job, cause, f"scontrol show partition {job.partition}   # then: scancel {job.job_id}")
 
 
+def _never_fits(job: SlurmJob) -> Stuck | None:
+    """What somebody holds is meant to wait."""
+    found = waits_for_person(job)
+    if found is None or found.hold:
+        return None
+    return Stuck(job, f"{found.meaning} ({job.reason})", f"{found.command}   # then: scancel {job.job_id}")
+
+
 def _completing(job: SlurmJob, nodes: Mapping[str, SlurmNode], busy: frozenset[str], now: float) -> Stuck | None:
     if job.end_time is None or not completing_late(job, now):
         return None
@@ -153,13 +152,6 @@ def _told(away: Iterable[SlurmNode]) -> str:
     return ", ".join(f"{fold(names)} ({reason})" for reason, names in by_reason.items())
 
 
-_BY_A_PERSON = {
-    "jobhelduser": "scontrol release {job}",
-    "jobheldadmin": "scontrol release {job}, by an administrator",
-    "jobholdmaxrequeue": "scontrol release {job}",
-    "dependencyneversatisfied": "scontrol update jobid={job} Dependency=",
-}
-"""Slurm's reasons for a hold that no event ends (squeue(1), JOB REASON CODES)."""
 _Rule = Callable[[SlurmJob, Mapping[str, SlurmNode], float], Stuck | None]
 _RULES: Mapping[str, _Rule] = {
     "launch failed requeued held": _launch_failed,

@@ -25,6 +25,9 @@ def place(make_sandbox) -> Iterator[Path]:  # type: ignore[no-untyped-def]
     done = _transom("up", "--nodes", "3", "--gpus", "4", directory=directory)
     assert done.returncode == 0, done.stderr
     assert "3 nodes n1-n3 (a namespace each)" in done.stdout
+    shell, daemon, job = (line for line in done.stdout.splitlines() if line.startswith("  ") and "node," not in line)
+    assert (shell, daemon) == (f'  eval "$(transom sandbox env --dir {directory})"', "  transomd > transomd.log 2>&1 &")
+    assert job == "  transom submit job.yaml"
     yield directory
     assert _transom("down", directory=directory).stdout == f"ended: {directory}\n"
     assert not directory.exists()

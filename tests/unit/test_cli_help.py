@@ -45,20 +45,38 @@ def test_the_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "said", "usage", "command"),
     [
-        (["sumbit", "x"], "No such command 'sumbit'"),
-        (["submit"], "Missing argument 'JOB.yaml'"),
-        (["drain", "n1"], "Missing option '--reason'"),
-        (["status", "--bogus"], "--bogus"),
-        (["logs", "1", "--rank", "-1"], "Invalid value for '--rank'"),
+        (["sumbit", "x"], "transom: no such command 'sumbit'", "[OPTIONS] COMMAND [ARGS]...", ""),
+        (["submit"], "transom: submit: missing argument 'JOB.yaml'", "submit [OPTIONS] JOB.yaml", "submit"),
+        (["drain", "n1"], "transom: drain: missing option '--reason'", "drain [OPTIONS] NODES...", "drain"),
+        (["status", "--bogus"], "transom: status: no such option", "status [OPTIONS] [JOB]", "status"),
+        (["logs", "1", "--rank", "-1"], "transom: logs: invalid value for '--rank': -1", "logs [OPTIONS] JOB", "logs"),
+        (
+            ["ckpt", "list"],
+            "transom: ckpt list: missing argument 'JOB|DIR'",
+            "ckpt list [OPTIONS] JOB|DIR",
+            "ckpt list",
+        ),
+        (["sandbox", "fail", "n1"], "transom: sandbox fail: missing", "sandbox fail [OPTIONS] NODE", "sandbox fail"),
+        (["ckpt", "sho"], "transom: ckpt: no such command 'sho'", "ckpt [OPTIONS] COMMAND [ARGS]...", "ckpt"),
     ],
 )
-def test_wrong_usage(words: list[str], expected: str) -> None:
+def test_wrong_usage_has_the_form_of_all_errors(words: list[str], said: str, usage: str, command: str) -> None:
+    done = transom(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second, third = done.stderr.splitlines()
+    assert first.startswith(said)
+    assert second.startswith(f"  usage: transom {usage}")
+    assert third == f"  next: transom {command}{' ' if command else ''}-h"
+
+
+@pytest.mark.parametrize("words", [[], ["ckpt"], ["sandbox"]])
+def test_a_group_alone_shows_its_help(words: list[str]) -> None:
     done = transom(*words)
     assert done.returncode == 2
-    assert expected in done.stderr
     assert "Usage: transom" in done.stderr
+    assert "Examples:" in done.stderr
 
 
 @pytest.mark.parametrize(

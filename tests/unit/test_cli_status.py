@@ -138,7 +138,14 @@ def test_hostile_words_stay_within_the_page() -> None:
         (a_job(state="queued", slurm_job_id=None), [], "transom events --job 12 -f"),
         (a_job(state="recovering"), [], "transom events --job 12 -f"),
         (a_job(state="completed"), [], "transom ckpt list 12"),
-        (a_job(state="held"), [], "transom events --job 12"),
+        (a_job(state="held"), [], "what is said above; or give the job up: transom cancel 12"),
+        (
+            a_job(state="cancelled", checkpoint=None, epoch=0),
+            [],
+            "nothing of it has run; to run it after all: transom submit JOB.yaml",
+        ),
+        (a_job(state="cancelled"), [], "transom ckpt list 12"),
+        (a_job(state="cancelled", checkpoint=None), [], "transom events --job 12"),
         (a_job(state="failed"), [an_incident()], "transom events --job 12"),
     ],
 )
@@ -197,8 +204,8 @@ def test_slurm_is_silent_and_transom_is_paused(server: Recorded) -> None:
     assert lines[0].startswith("Slurm does not answer, so this is what was last known: ")
     assert [len(line) <= 80 for line in lines[:2]] == [True, True]
     assert lines[1].endswith("…")
-    assert lines[2] == "transom is paused by ann: x; it looks on and does nothing (transom"
-    assert lines[3] == "resume-actions)"
+    assert lines[2] == "transom is paused by ann: x; it looks on and does nothing"
+    assert lines[3] == "(transom resume-actions)"
 
 
 @pytest.mark.parametrize("word", ["12", "demo"])

@@ -67,12 +67,20 @@ def test_a_job_that_no_partition_of_this_form_ever_starts(reason: str) -> None:
     assert "never gives" in found.cause
 
 
+@pytest.mark.parametrize("reason", ["BadConstraints", "InvalidAccount", "QOSMaxNodePerJobLimit"])
+def test_a_job_that_no_limit_of_its_own_lets_start(reason: str) -> None:
+    (found,) = stuck_jobs([job("PENDING", reason, job_id=5)], nodes(n1="IDLE"), now=NOW)
+    assert found.command.endswith("# then: scancel 5")
+    assert reason in found.cause
+
+
 @pytest.mark.parametrize(
     "waiting",
     [
         job("PENDING", "BeginTime", start_time=NOW + 3600),
         job("PENDING", "JobHeldUser"),
         job("PENDING", "Priority"),
+        job("PENDING", "AssocMaxJobsLimit"),
         job("PENDING", "Dependency"),
         job("RUNNING"),
         job("COMPLETED"),

@@ -69,6 +69,15 @@ async def test_a_job_that_slurm_holds_until_a_person_lets_it_go_is_held(world: S
     assert world.incidents() == []
 
 
+async def test_a_job_that_no_waiting_starts_is_held_and_says_what_to_do(world: SimWorld) -> None:
+    await world.submit({"nodes": 40})
+    await world.until(lambda: world.state() is JobState.HELD, "the job is held", 60)
+    assert world.job().reason.startswith("Slurm cannot start job 1 (PartitionConfig): it asks for nodes, time")
+    assert "See: scontrol show partition main; then: transom cancel 1, and submit again" in world.job().reason
+    await world.run(600)
+    assert len(world.events("held")) == 1
+
+
 async def test_a_held_job_can_be_cancelled(world: SimWorld) -> None:
     await world.submit({"sbatch": ["--hold"]})
     await world.until(lambda: world.state() is JobState.HELD, "the job is held", 60)

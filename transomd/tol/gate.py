@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from transom_slurm.nodesets import fold
-from transom_slurm.stuck import waits_for_person
+from transom_slurm.pending import Pending, told, waits_for_person
 from transom_slurm.types import JobBase, SlurmJob
 from transom_sql.records import Event, Incident, Intent
 
@@ -111,12 +111,12 @@ def _refused(view: JobView, offer: Intent, now: float) -> Decision:
 
 
 def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> Decision:
-    command = waits_for_person(job)
-    if command:
-        return _held(view, job, command, now)
+    never = waits_for_person(job)
+    if never is not None:
+        return _held(view, job, never, now)
     started = job.start_time
     if job.status.base is not JobBase.RUNNING or started is None:
-        said = f"Slurm job {job.job_id} is {job.state_text.lower()}: {job.reason or 'no reason given'}"
+        said = f"Slurm job {job.job_id} is {job.state_text.lower()}: {told(job)}"
         return Decision(state=JobState.QUEUED, reason=said)
     # A daemon that has just come back gives the launcher its time to report again.
     since, patience = max(started, view.report_at), settings.watch.launcher_start_s
@@ -132,9 +132,15 @@ def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> De
     )
 
 
-def _held(view: JobView, job: SlurmJob, command: str, now: float) -> Decision:
+def _held(view: JobView, job: SlurmJob, why: Pending, now: float) -> Decision:
     """Say what a person has to do; the job is queued again as soon as Slurm gives another reason."""
-    reason = f"Slurm holds job {job.job_id} ({job.reason}) until a person lets it go: {command}"
+    if why.hold:
+        reason = f"Slurm holds job {job.job_id} ({job.reason}) until a person lets it go: {why.command}"
+    else:
+        reason = (
+            f"Slurm cannot start job {job.job_id} ({job.reason}): {why.meaning}; waiting does not help. "
+            f"See: {why.command}; then: transom cancel {view.job.id}, and submit again with what fits"
+        )
     events = () if view.state is JobState.HELD else (facts.event(view, now, "held", reason),)
     return Decision(state=JobState.HELD, reason=reason, events=events)
 

@@ -20,8 +20,15 @@ from transom_slurm.sandbox.layout import command, default_directory
 from transom_slurm.sandbox.watch import NodeReport
 
 from transom_cli.complete import complete_faults
+from transom_cli.text import folded, width
 from transomd.errors import NotFoundError, RefusedError, TransomError, UsageError
 
+NEXT = """\
+next, so that squeue, srun, transom ... in this shell mean the sandbox:
+  eval "$({env})"
+then transom's daemon, and a job (transom submit -h shows the shortest):
+  transomd > transomd.log 2>&1 &
+  transom submit job.yaml"""
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -72,7 +79,8 @@ def sandbox() -> None:
     Examples:
       transom sandbox up --nodes 5
       eval "$(transom sandbox env)"     # squeue, transom ... mean the sandbox
-      srun -N4 hostname
+      transomd > transomd.log 2>&1 &    # the daemon, which nobody else starts
+      transom submit job.yaml
       transom sandbox fail n2 power
       transom sandbox down
     """
@@ -108,8 +116,12 @@ def up(
         message_timeout=message_timeout,
         mode=mode or "",
     )
-    click.echo(f"up in {time.monotonic() - began:.1f} s: {_summary(found)}")
-    click.echo(f'next: eval "$({command(found.directory, "env")})", then srun -N2 hostname')
+    _say(f"up in {time.monotonic() - began:.1f} s: {_summary(found)}")
+    click.echo(NEXT.format(env=command(found.directory, "env")))
+
+
+def _say(text: str) -> None:
+    click.echo("\n".join(folded(text, width())))
 
 
 def _raise_exit(number: int, frame: object) -> None:
@@ -150,7 +162,7 @@ def status(as_json: bool, directory: Path | None) -> None:
         }
         click.echo(json.dumps(about, indent=2))
         return
-    click.echo(_summary(found))
+    _say(_summary(found))
     click.echo(f"{'NODE':<6} {'ADDRESS':<13} {'POWER':<6} {'LINK':<5} {'SLURMD':<7} {'GPUS':<5} SLURM")
     for report in reports:
         click.echo(_row(report, found.spec.gpus))
@@ -212,7 +224,7 @@ def fail(nodes: str, kind: str, directory: Path | None) -> None:
     """Inject a fault of KIND into NODE (a hostlist, as n2 or n[2-3]; or hub)."""
     found = Sandbox.attach(directory)
     for node in _expand(found, nodes):
-        click.echo(f"{node}: {found.fail(node, kind)}")
+        _say(f"{node}: {found.fail(node, kind)}")
 
 
 @sandbox.command(short_help="Undo the faults of a node, or of the hub.")
@@ -227,7 +239,7 @@ def heal(nodes: str, directory: Path | None) -> None:
     """
     found = Sandbox.attach(directory)
     for node in _expand(found, nodes):
-        click.echo(f"{node}: {', '.join(found.heal(node)) or 'nothing was wrong with it'}")
+        _say(f"{node}: {', '.join(found.heal(node)) or 'nothing was wrong with it'}")
 
 
 def _expand(found: Sandbox, text: str) -> tuple[str, ...]:

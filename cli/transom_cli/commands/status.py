@@ -14,6 +14,7 @@ from transom_cli.ask import Json, client, finished, job_id
 from transom_cli.complete import complete_jobs
 from transom_cli.joblist import job_list
 from transom_cli.jobpage import job_page
+from transom_cli.telling import tell
 from transom_cli.text import STATE_STYLES, clip, paint, plain, width, wrapped
 from transomd.api.client import Client
 from transomd.errors import UnreachableError
@@ -61,7 +62,7 @@ def _watch(api: Client, number: int, as_json: bool) -> int:
         try:
             view = api.get(f"/v1/jobs/{number}")
         except UnreachableError as error:
-            print(f"transom: {plain(error)}; trying again", file=sys.stderr)
+            tell(f"transom: {error}; trying again")
         else:
             _show(view, as_json, redraw=True)
             if finished(view["job"]):

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import click
 from transom_cli.ask import Json, client, finished
 from transom_cli.commands.events import event_lines
 from transom_cli.follow import follow_events
+from transom_cli.room import notes
+from transom_cli.telling import tell
 from transom_cli.text import plain, safe, width
 from transomd.api.client import Client, NoAnswerError
 from transomd.errors import SpecError, TransomError, UnreachableError
@@ -60,8 +62,9 @@ def submit(
         return _dry_run(api, spec, as_json)
     accepted = _submit(api, spec)
     if os.geteuid() == 0:
-        print("note: the job runs as root, as you do now; submit as yourself unless it must", file=sys.stderr)
+        _notes(["the job runs as root, as you do now; submit as yourself unless it must"])
     print(json.dumps({"job": accepted}, indent=2) if as_json else _accepted(spec, accepted), flush=True)
+    _notes(notes(spec))
     return _watch(api, accepted) if watch else ExitCode.OK
 
 
@@ -74,9 +77,13 @@ def _spec(job: str, sbatch: tuple[str, ...], overrides: tuple[str, ...]) -> JobS
         message = f"{job}: the job's folders cannot be used; nothing was submitted"
         raise SpecError(message, faults, hint=f"name other folders, then: transom submit {shlex.quote(job)} --dry-run")
     if spec.script:
-        for replaced in read_options(Path(spec.script)).replaced:
-            print(f"note: {plain(spec.script)}: {plain(replaced)}", file=sys.stderr)
+        _notes(f"{spec.script}: {replaced}" for replaced in read_options(Path(spec.script)).replaced)
     return spec
+
+
+def _notes(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        tell(f"note: {sentence}")
 
 
 def _cwd() -> Path:
@@ -110,10 +117,7 @@ def _submit(api: Client, spec: JobSpec) -> Json:
             unstage(staged)
         raise
     except KeyboardInterrupt:
-        print(
-            f"transom: interrupted; whether the job was recorded, transom status says ({staged.run_dir})",
-            file=sys.stderr,
-        )
+        tell(f"transom: interrupted; whether the job was recorded: transom status (its run folder: {staged.run_dir})")
         raise
     return answer
 
@@ -163,7 +167,8 @@ def _watch(api: Client, job: Mapping[str, Any]) -> int:
         for event in follow_events(api, job=number, after=0, until=ended):
             print(event_lines(event, width()), flush=True)
     except KeyboardInterrupt:
-        print(f"\njob {number} goes on; to end it: transom cancel {number}", file=sys.stderr)
+        tell("")
+        tell(f"job {number} goes on; to end it: transom cancel {number}")
         raise
     end = api.get(f"/v1/jobs/{number}")["job"]
     print(f"job {number} {plain(end['name'])}: {plain(end['state'])}, {plain(end['reason'])}")
@@ -172,6 +177,7 @@ def _watch(api: Client, job: Mapping[str, Any]) -> int:
 
 def _dry_run(api: Client, spec: JobSpec, as_json: bool) -> int:
     answer = api.post("/v1/jobs", _body(spec, planned_run_dir(spec), "", dry_run=True))
+    _notes(notes(spec))
     if as_json:
         print(json.dumps(answer, indent=2))
         return ExitCode.OK

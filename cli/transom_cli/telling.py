@@ -1,0 +1,18 @@
+"""Errors and notes on standard error: on a terminal between words, and no command that may be copied is broken."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+from transom_cli.text import folded, plain
+
+
+def tell(text: object, *, indent: str = "") -> None:
+    """Print one sentence on standard error."""
+    print("\n".join(folded(plain(text), columns(), indent=indent)), file=sys.stderr)
+
+
+def columns() -> int:
+    """Return the columns of the terminal that standard error is; 0 where it is none."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stderr.isatty() else 0

@@ -1,0 +1,98 @@
+"""What Slurm's reasons for waiting mean, and which of them no waiting ends."""
+
+from __future__ import annotations
+
+import pytest
+from transom_slurm.pending import explained, told, waits_for_person
+from transom_slurm.states import parse_job_status
+from transom_slurm.types import SlurmJob
+
+
+def job(reason: str, state: str = "PENDING", partition: str = "main") -> SlurmJob:
+    status = parse_job_status(state)
+    return SlurmJob(job_id=7, name="x", user="a", status=status, state_text=state, reason=reason, partition=partition)
+
+
+NEVER = [
+    ("PartitionNodeLimit", "nodes", "scontrol show partition main"),
+    ("PartitionTimeLimit", "time limit", "scontrol show partition main"),
+    ("PartitionConfig", "does not give", "scontrol show partition main"),
+    ("BadConstraints", "features", "sinfo -N -o '%N %f %G %m'"),
+    ("InvalidAccount", "account", "sacctmgr show assoc user=$USER"),
+    ("AccountNotAllowed", "account", "sacctmgr show assoc user=$USER"),
+    ("InvalidQOS", "QOS", "sacctmgr show qos"),
+    ("QOSMaxNodePerJobLimit", "it alone", "sacctmgr show qos"),
+    ("QOSMaxWallDurationPerJobLimit", "it alone", "sacctmgr show qos"),
+    ("QOSMaxGRESPerNode", "it alone", "sacctmgr show qos"),
+    ("QOSMinGRES", "less", "sacctmgr show qos"),
+    ("AssocMaxCpuPerJobLimit", "it alone", "sacctmgr show assoc user=$USER"),
+    ("AssocMaxWallDurationPerJobLimit", "it alone", "sacctmgr show assoc user=$USER"),
+    ("ReservationDeleted", "gone", "scontrol show reservation"),
+]
+MAY_END = [
+    ("AssocMaxJobsLimit", "in use", "squeue --me"),
+    ("QOSMaxJobsPerUserLimit", "in use", "squeue --me"),
+    ("QOSMaxNodePerUserLimit", "in use", "squeue --me"),
+    ("AssocGrpNodeLimit", "in use", ""),
+    ("QOSGrpGRES", "in use", ""),
+    ("AssociationResourceLimit", "in use", ""),
+    ("MaxGRESPerAccount", "in use", ""),
+    ("AssocGrpCPURunMinutesLimit", "still has too much time", "squeue -t R"),
+    ("AssocGrpGRESMinutes", "used up", "sacctmgr show assoc user=$USER"),
+    ("QOSGrpWallLimit", "used up", "sacctmgr show assoc user=$USER"),
+    ("PartitionDown", "administrator", "scontrol show partition main"),
+    ("ReqNodeNotAvail, UnavailableNodes:n[2-3]", "drained", "sinfo -R"),
+    ("ReqNodeNotAvail, May be reserved for other job", "drained", "sinfo -R"),
+    ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", "down", "sinfo -R"),
+    ("Reservation", "not begun", "scontrol show reservation"),
+    ("Licenses", "licences", "scontrol show licenses"),
+    ("Dependency", "depends", "scontrol show job 7"),
+    ("BeginTime", "put off", ""),
+    ("Priority", "first", ""),
+    ("Resources", "free", ""),
+]
+
+
+@pytest.mark.parametrize(("reason", "meaning", "command"), NEVER)
+def test_what_no_waiting_ends(reason: str, meaning: str, command: str) -> None:
+    found = waits_for_person(job(reason))
+    assert found is not None
+    assert (found.command, found.hold) == (command, False)
+    assert meaning in found.meaning
+    assert waits_for_person(job(reason, "RUNNING")) is None
+
+
+@pytest.mark.parametrize(("reason", "meaning", "command"), MAY_END)
+def test_what_waiting_may_end_is_explained(reason: str, meaning: str, command: str) -> None:
+    assert waits_for_person(job(reason)) is None
+    found = explained(job(reason))
+    assert found is not None
+    assert found.command == command
+    assert meaning in found.meaning
+    assert told(job(reason)) == f"{reason} ({found.meaning}{'; see ' + command if command else ''})"
+
+
+@pytest.mark.parametrize(
+    ("reason", "command"),
+    [
+        ("JobHeldUser", "scontrol release 7"),
+        ("JobHeldAdmin", "scontrol release 7, by an administrator"),
+        ("JobHoldMaxRequeue", "scontrol release 7"),
+        ("DependencyNeverSatisfied", "scontrol update jobid=7 Dependency="),
+    ],
+)
+def test_a_hold_is_let_go_by_its_command(reason: str, command: str) -> None:
+    found = waits_for_person(job(reason))
+    assert found is not None
+    assert (found.command, found.hold) == (command, True)
+
+
+def test_a_reason_that_is_not_known_is_said_as_it_is() -> None:
+    assert told(job("SomethingNew")) == "SomethingNew"
+    assert told(job("")) == "no reason given"
+
+
+def test_of_several_partitions_the_first_is_looked_at() -> None:
+    found = explained(job("PartitionTimeLimit", partition="gpu,cpu"))
+    assert found is not None
+    assert found.command == "scontrol show partition gpu"
