@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from transomd.settings import WatchSettings
 from transomd.spec import JobSpec, load_job
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -87,4 +88,16 @@ def test_the_job_files_are_right() -> None:
     assert missing == []
     for part in ("checkpoint", "health", "watch", "policy"):
         fields = JobSpec.model_fields[part].annotation.model_fields  # type: ignore[union-attr]
-        assert [name for name in fields if not re.search(rf"^  {name}:", text, re.MULTILINE)] == []
+        assert [name for name in fields if not re.search(rf"^  (# )?{name}:", text, re.MULTILINE)] == []
+
+
+def test_who_copies_the_job_file_changes_nothing_of_the_sites_patience_and_caps_nothing() -> None:
+    text = (EXAMPLES / "job.yaml").read_text()
+    copied = load_job(EXAMPLES / "job.yaml")
+    given = (copied.watch.heartbeat_timeout, copied.watch.stall_after, copied.watch.first_step_after)
+    capped = (copied.checkpoint.storage_rate, copied.checkpoint.replica_rate, copied.checkpoint.node_mttf)
+    assert given + capped == (None,) * 6
+    shown = load_job(re.sub(r"^  # (\w+: )", r"  \1", text, flags=re.MULTILINE)).watch
+    site = WatchSettings()
+    assert shown.heartbeat_timeout == site.heartbeat_timeout_s
+    assert (shown.stall_after, shown.first_step_after) == (site.stall_after_s, site.first_step_after_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 from transom_slurm.states import drain_refusal
@@ -14,6 +15,7 @@ from transomd.api.views import owned
 from transomd.errors import UnreachableError
 from transomd.settings import Settings
 from transomd.spec import JobSpec
+from transomd.tee.types import LATEST
 from transomd.tol.admit import MANUAL
 from transomd.tol.drains import CONFIRM_WITHIN_S
 from transomd.tol.facts import first_tag
@@ -43,24 +45,28 @@ class Hands:
         return submit_request(job, spec, attempt, self._daemon_url, self._settings, None)
 
     async def drain(self, names: Iterable[str], reason: str, *, dry_run: bool) -> list[Result]:
-        """Drain nodes that nobody else holds."""
-        nodes = await self._nodes()
-        return [await self._drain(nodes.get(name), name, reason, dry_run) for name in names]
+        """Drain nodes that nobody else holds; of those that are drained already, say who did it, when and why."""
+        nodes, records = await self._nodes(), await self._records()
+        return [await self._drain(nodes.get(name), records.get(name), name, reason, dry_run) for name in names]
 
-    async def _drain(self, node: SlurmNode | None, name: str, reason: str, dry_run: bool) -> Result:
+    async def _drain(
+        self, node: SlurmNode | None, record: NodeRecord | None, name: str, reason: str, dry_run: bool
+    ) -> Result:
         command = f"scontrol update nodename={name} state=drain reason={reason!r}"
         if node is None:
             return _result(name, False, "Slurm does not know this node", "sinfo -N", missing=True)
+        if node.status.drain and owned(node, record):
+            said = f"drained already, by transom{_since(node)}: {node.reason}"
+            return _result(name, True, said, f"transom undrain {name}")
         if drain_refusal(node):
-            return _result(name, False, f"{drain_refusal(node)}; left as it is", f"scontrol show node {name}")
+            return _result(name, False, f"{_held_by(node)}; left as it is", f"scontrol show node {name}")
         if dry_run:
             return _result(name, False, "would be drained", command)
         return await self._carry_out(IntentKind.DRAIN, name, {"reason": reason}, command, "drained")
 
     async def undrain(self, names: Iterable[str], who: str, *, dry_run: bool) -> list[Result]:
         """Resume nodes whose reason is still exactly as transom wrote it, from DOWN too; nobody else's is undone."""
-        nodes = await self._nodes()
-        records = {r.name: r for r in await self._operator.books.db(self._operator.books.store.nodes)}
+        nodes, records = await self._nodes(), await self._records()
         return [await self._undrain(nodes.get(n), records.get(n), n, who, dry_run) for n in names]
 
     async def _undrain(
@@ -75,7 +81,9 @@ class Hands:
         command = f"scontrol update nodename={name} state={'resume' if down else 'undrain'}"
         if record is None or not owned(node, record):
             said = "was drained" if node.status.drain else "was set DOWN"
-            by = f"by {node.reason_user or 'somebody'}, not by transom: {node.reason or 'no reason given'}"
+            by = (
+                f"by {node.reason_user or 'somebody'}{_since(node)}, not by transom: {node.reason or 'no reason given'}"
+            )
             return _result(name, False, f"{said} {by}; it is left alone", command)
         if dry_run:
             return _result(name, False, f"would be {'resumed' if down else 'undrained'}", command)
@@ -98,11 +106,26 @@ class Hands:
         again = f"; tried again for {CONFIRM_WITHIN_S / 60:.0f} min" if kind is IntentKind.DRAIN else "; tried again"
         return _result(name, False, error + (again if ended.state == IntentState.PENDING else ""), command)
 
+    async def _records(self) -> dict[str, NodeRecord]:
+        return {r.name: r for r in await self._operator.books.db(self._operator.books.store.nodes)}
+
     async def _nodes(self) -> dict[str, SlurmNode]:
         slurm = await self._operator.nodes_now()
         if slurm.nodes is None:
             raise UnreachableError(f"Slurm does not answer: {slurm.error or 'not asked yet'}", hint="scontrol ping")
         return dict(slurm.nodes)
+
+
+def _held_by(node: SlurmNode) -> str:
+    if not node.status.drain:
+        return drain_refusal(node)
+    return f"{node.reason_user or 'somebody'} drained it{_since(node)}: {node.reason or 'no reason given'}"
+
+
+def _since(node: SlurmNode) -> str:
+    """Since when a node's reason stands there, in the daemon's time zone; empty where Slurm does not tell."""
+    told = node.reason_time
+    return f" on {datetime.fromtimestamp(told):%Y-%m-%d at %H:%M:%S}" if told and 0 < told < LATEST else ""
 
 
 def _result(node: str, done: bool, message: str, command: str, *, missing: bool = False) -> Result:
