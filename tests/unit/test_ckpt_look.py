@@ -203,6 +203,61 @@ def test_long_names_leave_room_for_the_rest_of_the_line(tmp_path: Path) -> None:
     assert {tuple(line.split()) for line in lines[shown + 1 :: 2]} == {("float32", "2", "8", "B", "replica-00000")}
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One step of a rank with 25 tensors of three types."""
+    from transomd.tce import CheckpointEngine
+
+    folder = tmp_path_factory.mktemp("large")
+    model = {f"w{n:02d}": torch.zeros(n + 1, 8, dtype=torch.float32 if n % 2 else torch.bfloat16) for n in range(24)}
+    with CheckpointEngine(folder, epoch=1, replicated=("model",), memory=False) as engine:
+        engine.save(1, {"model": {**model, "count": torch.zeros((), dtype=torch.int64)}})
+    return folder
+
+
+def test_show_sums_up_and_names_the_ten_largest(large: Path) -> None:
+    lines = transom("ckpt", "show", str(large)).stdout.splitlines()
+    assert max(map(len, lines[2:])) <= 80
+    rows = [line.split() for line in lines]
+    types = rows.index(["TYPE", "TENSORS", "SIZE"])
+    assert rows[types + 1 : types + 5] == [
+        ["float32", "12", "4.9", "KiB"],
+        ["bfloat16", "12", "2.2", "KiB"],
+        ["int64", "1", "8", "B"],
+        ["all", "25", "7.1", "KiB"],
+    ]
+    assert "the 10 largest of 25 tensors (--tensors shows all)" in lines
+    names = [row[0] for row in rows[rows.index(["TENSOR", "TYPE", "SHAPE", "SIZE", "PART"]) + 1 :]]
+    assert names == [f"model.w{n:02d}" for n in (23, 21, 19, 17, 15, 13, 11, 22, 20, 9)]
+
+
+def test_show_with_tensors_names_them_all(large: Path) -> None:
+    told = transom("ckpt", "show", str(large), "--tensors").stdout
+    assert "largest" not in told
+    assert all(f"model.w{n:02d}" in told for n in range(24))
+    assert len(shown("show", str(large))["parts"][0]["tensors"]) == 25
+
+
+def test_many_parts_of_a_kind_take_one_line() -> None:
+    from transom_cli.tensorpage import part_table
+
+    from transomd.tce.manifest import FileRecord, Part, StepManifest, TensorRecord
+
+    tensor = TensorRecord("w", "float32", (2,), 0, 8, "")
+    files = (FileRecord("x", 8, "", (tensor,)),)
+    own = [Part(f"rank-{n:05d}", (n,), ("optim",), files) for n in range(64)]
+    some = [Part(f"group-{n}", (n, n + 32), ("expert",), files) for n in range(32)]
+    every = [Part("replica-00000", tuple(range(64)), ("model",), files)]
+    manifest = StepManifest(step=1, epoch=1, world_size=64, created=1.0, ranks=(), parts=())
+    lines = [" ".join(line.split()) for line in part_table(manifest, [*own, *some, *every], 80)]
+    assert lines == [
+        "PARTS EACH LOADED BY SIZE TENSORS KEYS",
+        "64 one rank 512 B 64 optim",
+        "32 2 ranks 256 B 32 expert",
+        "1 every rank 8 B 1 model",
+    ]
+
+
 @pytest.mark.parametrize("name", ["show", "where", "gc"])
 def test_the_help_of_each_has_examples(name: str) -> None:
     done = transom("ckpt", name, "-h")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_server import transom
 from tce_keepers import own_place, wait_for
 
 from transomd.tce.catalogue import list_checkpoints, load_parts, verify
@@ -47,6 +48,15 @@ def test_what_four_ranks_saved_is_whole(saved: Path) -> None:
     found = list_checkpoints(saved / "transom")
     assert [(item.step, item.epoch, item.complete, item.ranks) for item in found] == [(2, 1, True, 4), (1, 1, True, 4)]
     assert [verify(item.path) for item in found] == [[], []]
+
+
+def test_show_tells_the_shape_of_the_whole_of_a_share(saved: Path) -> None:
+    words = ("ckpt", "show", str(saved / "transom"), "--tensors", "--json")
+    tensors = [t for part in json.loads(transom(*words).stdout)["parts"] for t in part["tensors"]]
+    wholes = {tuple(t["whole"]) for t in tensors if "whole" in t}
+    assert {(8, 3), (10, 3), (5, 3), (7, 3)} <= wholes
+    assert (4, 3) not in wholes, "it is one rank's alone, and whole"
+    assert "2x3 of 8x3" in transom(*words[:-1]).stdout
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

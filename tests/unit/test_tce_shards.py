@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_server import transom
 from tce_keepers import own_place, wait_for
 from tce_nodes import Node, nodes, pair
 
@@ -78,6 +80,17 @@ def test_a_training_goes_on_to_the_bit_and_every_byte_of_it_is_stored_once(
     assert sum(not record.shape for record in records) == 4 * (1 if memory else 4)
     shared = {part.ranks for part in parts if len(part.ranks) == 2}
     assert shared == {"fsdp": set(), "hsdp": {(0, 2), (1, 3)}, "tp": {(0, 1), (2, 3)}}[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_show_tells_the_shape_of_the_whole_of_a_share(resumed: Path, kind: str) -> None:
+    full = torch.load(resumed / f"{kind}.pt")
+    words = ("ckpt", "show", str(resumed / f"{kind}-False"), "--tensors")
+    tensors = [t for part in json.loads(transom(*words, "--json").stdout)["parts"] for t in part["tensors"]]
+    wholes = {tuple(t["whole"]) for t in tensors if "whole" in t}
+    assert wholes <= {tuple(t.shape) for t in tensors_in(full)}
+    assert {tuple(t.shape) for t in tensors_in(full["model"]) if t.ndim > 1} <= wholes
+    assert any(" of " in line for line in transom(*words).stdout.splitlines()[3:])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -173,3 +173,26 @@ def test_standard_input_is_read() -> None:
 
 def test_the_page_of_signatures_is_made_from_the_catalogue() -> None:
     assert (ROOT / "docs/signatures.md").read_text() == page(load())
+
+
+def test_logs_that_say_nothing_are_named_with_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    Path("empty").write_bytes(b"")
+    Path("weights.bin").write_bytes(b"\x7fELF\0\0" * 500)
+    Path("notes.txt").write_text("hello\nworld")
+    assert run(["diagnose", "empty", "weights.bin", "notes.txt"]) == 7
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Nothing that was read says what failed:"
+    assert lines[2:5] == [
+        "  empty: empty",
+        "  weights.bin: 2.9 KiB of no text, so nothing in it was understood",
+        "  notes.txt: 2 lines (11 B), without a sign of a failure that transom knows",
+    ]
+    assert lines[6].startswith("next: give all that was printed around the failure at once")
+    assert max(map(len, lines)) <= 80
+    assert run(["diagnose", "weights.bin", "--json"]) == 7
+    (read,) = json.loads(capsys.readouterr().out)["read"]
+    assert read == {"file": "weights.bin", "bytes": 3000, "lines": 1, "binary": True}

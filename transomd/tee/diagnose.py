@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -23,6 +24,8 @@ BLOCK = 4 << 20
 """Bytes that are read at a time."""
 
 STDIN = "-"
+_LOOKED_AT = 8192
+"""Bytes of a file in which a zero byte says that it is no text, as git and grep judge."""
 _GZIP = b"\x1f\x8b"
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)")
 _KERNEL = r"(?:dmesg|kern|kernel|journal|journalctl|messages|syslog)"
@@ -30,16 +33,36 @@ _NAME = r"[a-z][a-z0-9-]*\d"
 _NODE = re.compile(rf"^(?:{_KERNEL}[-_.](?P<after>{_NAME})|(?P<before>{_NAME})[-_.]{_KERNEL})(?![a-z0-9])")
 
 
-def diagnose(paths: Sequence[str], *, now: float | None = None) -> Verdict:
+@dataclass
+class Read:
+    """What was read of one file; ``binary``: it is no text, so nothing in it was understood."""
+
+    path: str
+    size: int = 0
+    lines: int = 0
+    binary: bool = False
+
+    def add(self, data: bytes) -> None:
+        """Count one more block."""
+        self.binary = self.binary or (not self.size and b"\0" in data[:_LOOKED_AT])
+        self.size += len(data)
+        self.lines += data.count(b"\n") + (not data.endswith(b"\n"))
+
+
+def diagnose(paths: Sequence[str], *, now: float | None = None, read: list[Read] | None = None) -> Verdict:
     """Return the verdict on what these log files show; ``-`` is standard input, gzip is undone.
 
-    Raises UsageError naming the first file that cannot be read.
+    ``read`` gets what was read of each. Raises UsageError naming the first file that cannot be read.
     """
     clock = time.time() if now is None else now
     matcher = Matcher(live=False)
     for path in dict.fromkeys(paths):
+        of = Read(path)
         for chunk in _chunks(path):
+            of.add(chunk.data)
             matcher.feed(chunk, clock)
+        if read is not None:
+            read.append(of)
     matcher.finish()
     ranks = [owner.rank for owner in map(owner_of, paths) if owner.rank is not None]
     return fuse(matcher.evidence(), nodes=(), ranks_by_node={"": ranks} if ranks else {})

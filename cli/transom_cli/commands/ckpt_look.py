@@ -11,16 +11,14 @@ from collections.abc import Sequence
 import click
 
 from transom_cli.commands.ckpt_find import as_json_option, described, epoch_option, one_of, place, step_argument, whole
-from transom_cli.text import ago, clip, plain, size, table, width
+from transom_cli.tensorpage import LARGEST, Wholes, held, largest, part_table, tensor_table, type_table
+from transom_cli.text import ago, plain, size, table, width
+from transom_cli.wholes import DCP, whole_shapes
 from transomd.errors import RefusedError, TransomError
 from transomd.tce.catalogue import Checkpoint, load_parts
-from transomd.tce.manifest import MANIFEST, Part, PartEntry, StepManifest, TensorRecord, read_step_manifest
+from transomd.tce.manifest import MANIFEST, Part, StepManifest, read_step_manifest
 from transomd.words import ExitCode
 
-PARTS = ("PART", "WRITTEN BY", "LOADED BY", "SIZE", "TENSORS", "KEYS")
-PART_LIMITS = (24, 12, 16, 10, 8, 0)
-TENSORS = ("TENSOR", "TYPE", "SHAPE", "SIZE", "PART")
-TENSOR_LIMITS = (1 << 16, 16, 24, 10, 0)
 FILES = ("RANK", "TIER", "SIZE", "FILE")
 FILE_LIMITS = (6, 8, 10, 0)
 _RANKED = re.compile(r"\.?(?:rank|replica)-(\d+)(?:-[0-9a-f]{8})?\.")
@@ -30,29 +28,47 @@ _RANKED = re.compile(r"\.?(?:rank|replica)-(\d+)(?:-[0-9a-f]{8})?\.")
 @place
 @step_argument
 @epoch_option
+@click.option("--tensors", "every", is_flag=True, help="Every tensor, not the ten largest alone.")
 @as_json_option
-def show_command(where: str, step: int, epoch: int | None, as_json: bool) -> int:
-    """Show what a checkpoint holds: its keys and tensors, with types, shapes and sizes, who wrote and who loads them.
+def show_command(where: str, step: int, epoch: int | None, every: bool, as_json: bool) -> int:
+    """Show what a checkpoint holds: its keys, who wrote and who loads them, the types of its tensors, and the ten
+    largest with their shapes and sizes; of a share of a DTensor also the shape of the whole (this needs torch).
 
     \b
     Examples:
       transom ckpt show demo
+      transom ckpt show demo newest --tensors
       transom ckpt show ./checkpoints/demo 400 --json
     """
     item = whole(one_of(where, step, epoch), where)
     manifest, parts = _read(item, where)
     if as_json:
-        print(json.dumps(_shown(item, manifest, parts), indent=2))
+        print(json.dumps(_shown(item, manifest, parts, _wholes(item, manifest, parts) if every else {}), indent=2))
         return ExitCode.OK
     ranks = f"{item.ranks} rank{'' if item.ranks == 1 else 's'}"
     age = ago(item.created, time.time())
     print(f"step {item.step} of epoch {item.epoch}: {size(item.bytes)} of {ranks}, complete since {age}")
     print(f"  {plain(item.path)}\n")
-    entries = {entry.name: entry for entry in manifest.parts}
-    rows = [_part_row(entries[part.name], part, manifest.world_size) for part in parts]
-    print("\n".join([*table(PARTS, rows, PART_LIMITS, width()), ""]))
-    print("\n".join(_tensor_table(_tensor_rows(parts), width())))
+    print("\n".join([*part_table(manifest, parts, width()), ""]))
+    print("\n".join(_tensors(item, manifest, parts, every)))
     return ExitCode.OK
+
+
+def _tensors(item: Checkpoint, manifest: StepManifest, parts: Sequence[Part], every: bool) -> list[str]:
+    """The types, then all tensors or the largest; of these alone are the wholes looked up."""
+    there = held(parts)
+    shown = there if every or len(there) <= LARGEST else largest(there)
+    needed = {one.part for one in shown}
+    wholes = _wholes(item, manifest, [part for part in parts if part.name in needed])
+    lines = [*type_table(there, width()), ""] if there else []
+    if len(shown) < len(there):
+        lines += [f"the {len(shown)} largest of {len(there)} tensors (--tensors shows all)"]
+    return lines + tensor_table(shown, wholes, width())
+
+
+def _wholes(item: Checkpoint, manifest: StepManifest, parts: Sequence[Part]) -> Wholes:
+    by_dcp = any(DCP in part.keys for part in manifest.parts)
+    return whole_shapes(item.path, parts, by_dcp=by_dcp)
 
 
 @click.command("where", short_help="Which files of which rank make up one.")
@@ -97,43 +113,7 @@ def _read(item: Checkpoint, where: str) -> tuple[StepManifest, Sequence[Part]]:
         raise TransomError(f"reading {item.path}: {error}", hint=hint) from None
 
 
-def _part_row(entry: PartEntry, part: Part, ranks: int) -> tuple[str, ...]:
-    tensors = sum(len(file.tensors) for file in part.files)
-    written = f"rank {entry.writer}"
-    return part.name, written, _loaders(part, ranks), size(part.bytes), str(tensors), ", ".join(part.keys)
-
-
-def _loaders(part: Part, ranks: int) -> str:
-    if len(part.ranks) == ranks:
-        return "every rank"
-    return f"rank {', '.join(map(str, part.ranks))}" if part.ranks else "any rank"
-
-
-def _tensor_rows(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    return [
-        (tensor.name, _type(tensor), "x".join(map(str, tensor.shape)) or "scalar", size(tensor.bytes), part.name)
-        for part in parts
-        for file in part.files
-        for tensor in file.tensors
-    ]
-
-
-def _tensor_table(rows: Sequence[tuple[str, ...]], columns: int) -> list[str]:
-    """One line a tensor; two where a name leaves no room for the rest, as every part of a name may tell it apart."""
-    lines = table(TENSORS, rows, TENSOR_LIMITS, 0)
-    if not columns or max(map(len, lines)) <= columns:
-        return lines
-    others = table(TENSORS[1:], [row[1:] for row in rows], TENSOR_LIMITS[1:], columns - 2)
-    names = [TENSORS[0], *(plain(row[0]) for row in rows)]
-    return [line for name, rest in zip(names, others, strict=True) for line in (clip(name, columns), f"  {rest}")]
-
-
-def _type(tensor: TensorRecord) -> str:
-    """Values of torch.distributed.checkpoint lie among the tensors, as bytes with a note."""
-    return "value" if tensor.note and tensor.dtype == "uint8" else tensor.dtype
-
-
-def _shown(item: Checkpoint, manifest: StepManifest, parts: Sequence[Part]) -> dict[str, object]:
+def _shown(item: Checkpoint, manifest: StepManifest, parts: Sequence[Part], wholes: Wholes) -> dict[str, object]:
     writers = {entry.name: entry.writer for entry in manifest.parts}
     return {
         **described(item),
@@ -152,6 +132,7 @@ def _shown(item: Checkpoint, manifest: StepManifest, parts: Sequence[Part]) -> d
                         "bytes": t.bytes,
                         "file": file.name,
                         "note": t.note,
+                        **({"whole": list(wholes[part.name, t.name])} if (part.name, t.name) in wholes else {}),
                     }
                     for file in part.files
                     for t in file.tensors

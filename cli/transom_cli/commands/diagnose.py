@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from transom_cli.text import safe, width, wrapped
+from transom_cli.text import folded, plain, safe, size, width, wrapped
 from transomd.words import ExitCode, FailureClass
 
 if TYPE_CHECKING:
+    from transomd.tee.diagnose import Read
     from transomd.tee.types import Evidence, Verdict
 
 SHOWN = 12
-"""Pieces of evidence that are shown to people; ``--json`` gives them all."""
+"""Pieces of evidence, or files, that are shown to people; ``--json`` gives them all."""
+NEXT = (
+    "next: give all that was printed around the failure at once: the logs of every rank, what srun or torchrun said, "
+    "and the kernel logs of the nodes: transom diagnose rank-*.log slurm-4711.out dmesg-n*.txt"
+)
 
 
 @click.command()
@@ -36,15 +42,41 @@ def diagnose(logs: tuple[str, ...], as_json: bool) -> int:
     Exits 0 with a verdict, 7 when the logs do not say what failed, 2 when a file cannot be read.
     """
     # The catalogue and its expressions cost start-up time that no other command should pay.
-    from transomd.tee.diagnose import diagnose as read
+    from transomd.tee.diagnose import diagnose as look
     from transomd.tee.diagnose import verdict_to_json
 
-    verdict = read(logs)
+    read: list[Read] = []
+    verdict = look(logs, read=read)
     if as_json:
-        print(json.dumps(verdict_to_json(verdict), indent=2))
-    else:
+        print(json.dumps({**verdict_to_json(verdict), "read": [_read_json(one) for one in read]}, indent=2))
+    elif verdict.evidence:
         print("\n".join(page(verdict, columns=width())))
+    else:
+        print("\n".join(nothing_known(read, columns=width())))
     return ExitCode.UNKNOWN if verdict.failure_class is FailureClass.UNKNOWN else ExitCode.OK
+
+
+def nothing_known(read: Sequence[Read], *, columns: int) -> list[str]:
+    """Return what people see where no file says anything: what was read, and what to give instead."""
+    lines = ["Nothing that was read says what failed:", ""]
+    for one in read[:SHOWN]:
+        lines += wrapped(f"{plain(one.path)}: {_of(one)}", columns)
+    if len(read) > SHOWN:
+        lines.append(f"  and {len(read) - SHOWN} more; --json shows them")
+    return [*lines, "", *folded(NEXT, columns)]
+
+
+def _of(one: Read) -> str:
+    if not one.size:
+        return "empty"
+    if one.binary:
+        return f"{size(one.size)} of no text, so nothing in it was understood"
+    lines = "1 line" if one.lines == 1 else f"{one.lines} lines"
+    return f"{lines} ({size(one.size)}), without a sign of a failure that transom knows"
+
+
+def _read_json(one: Read) -> dict[str, object]:
+    return {"file": plain(one.path), "bytes": one.size, "lines": one.lines, "binary": one.binary}
 
 
 def page(verdict: Verdict, *, columns: int) -> list[str]:
