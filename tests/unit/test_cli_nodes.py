@@ -201,3 +201,29 @@ def test_cancel_goes_on_after_one_that_cannot_be(server: Recorded) -> None:
     assert done.returncode == 4
     assert done.stderr == "transom: 1: cancelling job 1: it is bob's\n  next: transom status 1\n"
     assert done.stdout == "job 12 demo: cancelled, by alice\n"
+
+
+def test_cancel_as_json(server: Recorded) -> None:
+    server.on("POST /v1/jobs/1/cancel", (403, error("cancelling job 1: it is bob's", hint="transom status 1")))
+    server.on("POST /v1/jobs/12/cancel", (200, {"job": a_job(state="cancelled", reason="by alice")}))
+    done = transom("cancel", "1", "12", "--json", socket=server.socket)
+    assert done.returncode == 4
+    told = json.loads(done.stdout)
+    assert [job["id"] for job in told["jobs"]] == [12]
+    fault = {"job": "1", "error": "cancelling job 1: it is bob's", "hint": "transom status 1", "code": 4}
+    assert told["errors"] == [fault]
+    server.on("POST /v1/jobs/1/cancel", (0, None))
+    lost = transom("cancel", "12", "1", "--json", socket=server.socket)
+    assert (lost.returncode, len(json.loads(lost.stdout)["jobs"])) == (3, 1), "what was done before is told"
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+@pytest.mark.parametrize(("command", "more"), [("drain", ("--reason", "x")), ("undrain", ())])
+def test_drain_and_undrain_as_json(
+    server: Recorded, command: str, more: tuple[str, ...], dry_run: tuple[str, ...]
+) -> None:
+    answer = results({"n1": True, "n2": False}, "alice drained it")
+    server.on(f"POST /v1/nodes/{command}", (200, answer))
+    done = transom(command, "n[1-2]", *more, *dry_run, "--json", socket=server.socket)
+    assert json.loads(done.stdout) == {"dry_run": bool(dry_run), **answer}
+    assert done.returncode == (0 if dry_run else 1)

@@ -88,6 +88,16 @@ def test_pause_and_resume(server: Recorded) -> None:
     assert transom("resume-actions", socket=server.socket).stdout == "nothing was stopped\n"
 
 
+def test_pause_and_resume_as_json(server: Recorded) -> None:
+    answers = {
+        "pause": {"paused": "transom is paused by ann", "under_way": ["submit:3:1"]},
+        "resume-actions": {"were": [{"name": "pause", "who": "ann", "reason": ""}]},
+    }
+    for command, answer in answers.items():
+        server.on(f"POST /v1/{command}", (200, answer))
+        assert json.loads(transom(command, "--json", socket=server.socket).stdout) == answer
+
+
 def test_status_says_what_a_pause_withholds(server: Recorded) -> None:
     paused = {
         **cli_server.DAEMON,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from transom_cli.ask import client
 from transom_cli.text import plain, width, wrapped
 from transomd.words import ExitCode
 
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print what the daemon answers.")
+
 
 @click.command()
 @click.option("--reason", default="", help="Why, for whoever finds transom paused.")
-def pause(reason: str) -> int:
+@as_json_option
+def pause(reason: str, as_json: bool) -> int:
     """Stop all that transom does to the cluster by itself, at once: it submits, cancels, drains, fences and starts
     nothing any more. It goes on looking, diagnosing and recording, and says what it would do; jobs that run go on.
     It stays so until transom resume-actions, also when the daemon is restarted.
@@ -23,6 +28,9 @@ def pause(reason: str) -> int:
       transom pause --reason 'the switch is being replaced'
     """
     answer = client().post("/v1/pause", {"reason": reason})
+    if as_json:
+        print(json.dumps(answer, indent=2))
+        return ExitCode.OK
     print(plain(answer["paused"]))
     for key in answer.get("under_way") or ():
         print(f"  under way, ends by itself: {plain(key)}")
@@ -31,7 +39,8 @@ def pause(reason: str) -> int:
 
 
 @click.command(name="resume-actions")
-def resume_actions() -> int:
+@as_json_option
+def resume_actions(as_json: bool) -> int:
     """Let transom act again: after transom pause, and after a drain budget that was used up. What it would have done
     meanwhile is decided anew, by what is so now.
 
@@ -41,7 +50,11 @@ def resume_actions() -> int:
     Examples:
       transom resume-actions
     """
-    were = client().post("/v1/resume-actions")["were"]
+    answer = client().post("/v1/resume-actions")
+    were = answer["were"]
+    if as_json:
+        print(json.dumps(answer, indent=2))
+        return ExitCode.OK
     for switch in were:
         text = f"{switch['name']}: stopped by {switch['who']}{': ' + switch['reason'] if switch.get('reason') else ''}"
         print("\n".join(wrapped(f"resumed {text}", width(), indent="")))
