@@ -107,16 +107,20 @@ def test_power_loss_of_a_node(cluster: Sandbox, persons: list[Person]) -> None:
         assert (told["mode"], told["owner"]) == ("personal", alice.name)
         job = site.submit()
         site.wait_step(job, 7)
+        site.wait(lambda: _reached(site, "n1"), "nodes are looked at as the user", 60)
         site.sandbox.fail("n2", "power")
         detail = check_end(site, job, drained=set())
         assert "n2" not in detail["launches"][-1]["nodes"]
         incident = detail["incidents"][0]
         assert (incident["nodes"], incident["action"]) == (["n2"], "exclude")
         assert "none is drained" in incident["summary"]
-        probed = {n["name"]: n["reached"] for n in site.client.get("/v1/nodes")["nodes"]}
-        assert probed["n1"] is True, "nodes are looked at as the user"
         closed(site, alice, bob)
         assert site.drained() == set()
+
+
+def _reached(site: OwnSite, node: str) -> bool:
+    """Whether the newest look at a node came to it."""
+    return {n["name"]: n["reached"] for n in site.client.get("/v1/nodes")["nodes"]}[node] is True
 
 
 def closed(site: OwnSite, alice: Person, bob: Person) -> None:
