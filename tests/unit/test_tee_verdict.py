@@ -27,8 +27,8 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
 
 
-def judge(evidence: Sequence[Evidence], previous: Sequence[Verdict] = ()) -> Verdict:
-    return fuse(evidence, nodes=NODES, ranks_by_node=RANKS, previous=previous)
+def judge(evidence: Sequence[Evidence], previous: Sequence[Verdict] = (), *, has_run: bool = False) -> Verdict:
+    return fuse(evidence, nodes=NODES, ranks_by_node=RANKS, previous=previous, has_run=has_run)
 
 
 def log(line: str, rank: int | None = None, at: float = T, node: str = "", file: str = "") -> list[Evidence]:
@@ -513,6 +513,36 @@ def test_a_missing_library_on_one_node_of_a_job_that_has_run_is_that_nodes_mount
     assert (again.action, again.blame, again.nodes) == (Action.EXCLUDE, Blame.NODE, ("n2",))
     everywhere = [one for rank in range(8) for one in raised("ModuleNotFoundError: No module named 'x'", rank)]
     assert judge(everywhere, [lost]).action is Action.STOP
+
+
+NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-00017.tar'"
+
+
+def test_a_missing_file_on_one_node_of_a_job_that_has_run_may_be_that_nodes_mount() -> None:
+    """What stays on a node is the node's, what moves to another is the program's."""
+    first = judge(raised(NO_FILE, 2))
+    assert (first.action, first.blame) == (Action.STOP, Blame.PROGRAM)
+    ran = judge(raised(NO_FILE, 2), has_run=True)
+    assert (ran.action, ran.blame, ran.nodes) == (Action.RESTART, Blame.UNKNOWN, ())
+    here = judge(raised(NO_FILE, 2), [ran], has_run=True)
+    assert (here.action, here.blame, here.nodes) == (Action.EXCLUDE, Blame.NODE, ("n2",))
+    elsewhere = judge(raised(NO_FILE, 5), [ran], has_run=True)
+    assert (elsewhere.action, elsewhere.blame) == (Action.STOP, Blame.PROGRAM)
+    everywhere = [one for rank in range(8) for one in raised(NO_FILE, rank)]
+    assert judge(everywhere, has_run=True).action is Action.STOP
+
+
+def test_a_missing_file_that_the_program_made_up_for_is_no_cause_of_what_it_raised_then() -> None:
+    chain = (
+        "\n\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):"
+    )
+    caught = raised(f"{NO_FILE}{chain}\n  File \"train.py\", line 12, in <module>\nKeyError: 'labels'", 2)
+    verdict = judge(caught, has_run=True)
+    assert (verdict.action, verdict.blame, verdict.evidence[0].signature) == (
+        Action.STOP,
+        Blame.PROGRAM,
+        "PY-EXCEPTION",
+    )
 
 
 @pytest.mark.parametrize(

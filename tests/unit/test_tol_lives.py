@@ -292,6 +292,38 @@ async def test_an_xid_found_while_the_program_runs_ends_the_launch(world: SimWor
     assert world.incidents()[0].failure_class == "gpu-hardware"
 
 
+@pytest.mark.parametrize("mode", ["observe", "comment"])
+async def test_an_xid_that_is_only_observed_ends_no_launch_and_is_told(mode: str) -> None:
+    world = SimWorld(settings=quick_settings(health={"interval_s": 10.0, "modes": {"xid": mode}}))
+    await world.start_daemon()
+    world.steps = 60
+    await world.submit()
+    world.at_step(8, lambda _: world.unfit.update(n3=["xid"]))
+    await world.until(lambda: "; n3: xid: " in world.job().reason, "it is said", 60)
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert (len(world.launched), world.incidents(), world.drained()) == (1, [], []), world.story()
+    await world.close()
+
+
+async def test_what_keeps_a_launcher_from_seeing_its_program_is_told(world: SimWorld) -> None:
+    world.steps = 60
+    await world.submit()
+    world.at_step(8, lambda x: setattr(x, "message", "its logs cannot be read since 03:00:00"))
+    await world.until(lambda: world.job().reason.endswith("; its logs cannot be read since 03:00:00"), "told", 60)
+    assert await world.end() is JobState.COMPLETED, world.story()
+
+
+async def test_a_file_that_is_missing_on_one_node_of_a_job_that_has_run_stops_nothing(world: SimWorld) -> None:
+    """Its mount may be gone there: the second time on that node, the job goes on without it."""
+    await world.submit()
+    gone = replace(exception_on(1, ["n2"])[0], signature="PY-NOFILE", text="FileNotFoundError: [Errno 2] /data/x")
+    for step in (8, 16):
+        world.at_step(step, lambda x: x.fail("exit", "exit 1", [replace(gone, at=world.now)]))
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert [i.action for i in world.incidents()] == ["restart", "exclude"], world.story()
+    assert "n2" not in world.launched[-1][2]
+
+
 async def test_a_driver_that_is_replaced_under_a_program_ends_no_launch(world: SimWorld) -> None:
     """As an unattended upgrade does on every node: only a new program could not start there."""
     world.steps = 60

@@ -27,12 +27,16 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One failure as the rules see it: evidence in the order of time, all of it on nodes of the job."""
+    """One failure as the rules see it: evidence in the order of time, all of it on nodes of the job.
+
+    ``has_run`` is set where the program is known to have worked before, in this launch or an earlier one.
+    """
 
     evidence: tuple[Evidence, ...]
     nodes: tuple[str, ...]
     ranks_by_node: Mapping[str, Sequence[int]]
     previous: tuple[Verdict, ...] = ()
+    has_run: bool = False
 
     @property
     def roots(self) -> list[Evidence]:
@@ -64,6 +68,7 @@ def prepare(
     ranks_by_node: Mapping[str, Sequence[int]],
     previous: Sequence[Verdict],
     addresses: Mapping[str, str],
+    has_run: bool = False,
 ) -> Case:
     """Return the case: evidence about foreign nodes loses its node, what is too old is left out, the rest is sorted."""
     node_of = {rank: node for node, ranks in ranks_by_node.items() for rank in ranks}
@@ -73,7 +78,13 @@ def prepare(
     recent = _recent(placed)
     single = len({one.file for one in recent if one.file}) == 1
     ordered = sorted(recent, key=lambda one: _order(one, single))
-    return Case(evidence=tuple(ordered), nodes=tuple(nodes), ranks_by_node=ranks_by_node, previous=tuple(previous))
+    return Case(
+        evidence=tuple(ordered),
+        nodes=tuple(nodes),
+        ranks_by_node=ranks_by_node,
+        previous=tuple(previous),
+        has_run=has_run,
+    )
 
 
 def _place(one: Evidence, known: Mapping[str, str], node_of: Mapping[int, str]) -> Evidence:

@@ -21,6 +21,7 @@ MAX_FILES = 20000
 MAX_OPEN = 64
 """Most tracebacks that are put together at one time in one file."""
 
+_EXPECTED = ("PY-NOFILE",)
 _SHAPES = 8192
 _LONGEST_SHAPE = 512
 _BEFORE = 1024
@@ -223,8 +224,15 @@ class Matcher:
             yield from self._keep(replace(made, line=done.line, at=at))
 
     def _classify(self, exceptions: list[str]) -> tuple[Signature, re.Match[str] | None]:
-        """Class an exception by the inner text of its chain: first a known root cause, then a victim's words."""
-        found = [hit for hit in map(self._catalogue.find, exceptions) if hit and hit[0].id != "PY-GENERIC"]
+        """Class an exception by the inner text of its chain: first a known root cause, then a victim's words.
+
+        What a program may expect and make up for is no cause of what it raises afterwards.
+        """
+        last = self._catalogue.find(exceptions[-1])
+        if last and last[0].id in _EXPECTED:
+            return last
+        hits = [hit for hit in map(self._catalogue.find, exceptions) if hit]
+        found = [hit for hit in hits if hit[0].id not in ("PY-GENERIC", *_EXPECTED)]
         roots = [hit for hit in found if hit[0].role is Role.ROOT]
         if roots:
             return roots[0]

@@ -23,8 +23,8 @@ CLOCKS_S = 5.0
 ALIKE = frozenset({"SL-EXECVE", "CUDA-ORDINAL", "CUDA-NOIMAGE"})
 """What a program that is set up wrongly meets on every node: on one only, a mount or a GPU is missing there."""
 
-ONCE_RUN = frozenset({"PY-IMPORT"})
-"""The same, once the program has run: what it imports is there, if not on this node."""
+ONCE_RUN = frozenset({"PY-IMPORT", "PY-NOFILE"})
+"""The same, once the program has run: what it imports and reads is there, if not on this node."""
 
 _ENDINGS = (FailureClass.TIME_LIMIT, FailureClass.PREEMPTION, FailureClass.CANCELLED)
 _NAN = FailureClass.NUMERIC
@@ -199,7 +199,7 @@ def _as_told(first: Evidence, case: Case) -> Verdict:
         ranks=ranks_of(group),
         evidence=tuple(group),
     )
-    nodes_own = first.signature in ALIKE or (first.signature in ONCE_RUN and case.previous)
+    nodes_own = first.signature in ALIKE or (first.signature in ONCE_RUN and (case.has_run or case.previous))
     if nodes_own and _on_few(group, case):
         unsure = replace(first, blame=Blame.UNKNOWN, action=Action.RESTART)
         told = replace(told, blame=Blame.UNKNOWN, action=Action.RESTART, confidence=Confidence.LOW)

@@ -68,14 +68,15 @@ def fuse(
     ranks_by_node: Mapping[str, Sequence[int]],
     previous: Sequence[Verdict] = (),
     addresses: Mapping[str, str] = MappingProxyType({}),
+    has_run: bool = False,
 ) -> Verdict:
     """Return the verdict on one failure.
 
     ``nodes`` are those of the launch; empty where they are not known, and then names found in logs are believed.
     ``previous`` are the verdicts on earlier failures of the same job, oldest first. ``addresses`` maps the addresses
-    by which logs may name nodes to the nodes.
+    by which logs may name nodes to the nodes. ``has_run`` says that the program has worked before it failed.
     """
-    case = prepare(evidence, nodes, ranks_by_node, previous, addresses)
+    case = prepare(evidence, nodes, ranks_by_node, previous, addresses, has_run)
     verdict = next(found for rule in RULES if (found := rule(case)) is not None)
     verdict = _sound(_seen_again(verdict, case))
     rest = [one for one in case.evidence if one not in verdict.evidence]

@@ -5,7 +5,7 @@ The same code runs in the daemon, in unit tests and in simulations with a virtua
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from transom_slurm.nodesets import fold
@@ -20,10 +20,10 @@ from transomd.tol.drains import to_confirm
 from transomd.tol.rollback import from_step
 from transomd.tol.transitions import check_move
 from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay, waits
-from transomd.words import IntentState, JobState, LauncherPhase
+from transomd.words import CheckMode, IntentState, JobState, LauncherPhase
 
 FATAL_WHILE_RUNNING = frozenset({"gpu-count", "xid"})
-"""Checks whose failure ends a running launch. Others (space, clock, throttling) wait for the next restart."""
+"""Checks whose failure ends a running launch, in mode drain. Others (space, clock) wait for the next restart."""
 HAS_NODES = frozenset({JobState.CHECKING, JobState.RUNNING, JobState.RECOVERING})
 """States in which a launcher that cannot speak would be taken for lost."""
 LETS_RUN = frozenset({MISMATCH})
@@ -125,22 +125,24 @@ def _running(view: JobView, world: World, settings: Settings, now: float) -> Dec
 
 
 def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) -> Decision:
-    launch, interval = view.launch, settings.health.interval_s
-    if launch is None or facts.fitting_report(view) is None:
+    launch, interval, report = view.launch, settings.health.interval_s, facts.fitting_report(view)
+    if launch is None or report is None:
         return stay(view)
     nodes = facts.last_nodes(view)
-    reason = f"epoch {launch.epoch} runs on {fold(nodes)}{from_step(view.job.data)}"
+    trouble = f"; {report.message}" if report.message and report.phase == LauncherPhase.RUNNING else ""
+    reason = f"epoch {launch.epoch} runs on {fold(nodes)}{from_step(view.job.data)}{trouble}"
     if not interval or not view.spec.health.probe:
         return stay(view, reason)
     again = to_confirm(view.incidents, settings, now).intersection(view.attempt.nodes).difference(nodes)
     look = Want(kind="probe", since=now - interval, nodes=(*nodes, *sorted(again)), job_id=view.job.id)
-    bad = [(found, r) for found in facts.probed(world, nodes, launch.started_at).values() if (r := _fatal(found))]
+    seen = [(x, r) for x in facts.probed(world, nodes, launch.started_at).values() for r in _fatal(x)]
+    bad = [(x, r) for x, r in seen if settings.health.mode(r.check) is CheckMode.DRAIN]
     if not bad:
-        return stay(view, reason, wants=(look,))
-    (found, result), patience = bad[0], settings.health.probe_timeout_s
+        return stay(view, f"{reason}{_only_told(seen)}", wants=(look,))
+    (found, result), patience, count = bad[0], settings.health.probe_timeout_s, len({x.node for x, _ in bad})
     if set(nodes) - facts.probed(world, nodes, found.at).keys() and waits(found.at, patience, now):
         return stay(view, reason, wants=(look,), wake_at=found.at + patience)
-    if len(bad) > 2 and len(bad) * 2 > len(nodes):
+    if count > 2 and count * 2 > len(nodes):
         # What breaks most nodes at once would end the program by itself: it is the look at them that is wrong.
         reason += f"; {result.check} fails on most of its nodes at once, which speaks against the check"
         return stay(view, reason, wants=(look,))
@@ -148,10 +150,15 @@ def _watch_nodes(view: JobView, world: World, settings: Settings, now: float) ->
     return incidents.opened(view, now, detected_by="probe", detected_at=found.at, reason=why)
 
 
-def _fatal(found: NodeReport) -> CheckResult | None:
-    """Return the first result that no running program is to be left to."""
-    bad = (r for r in found.unfit if r.check in FATAL_WHILE_RUNNING and r.signature not in LETS_RUN)
-    return next(bad, None)
+def _fatal(found: NodeReport) -> list[CheckResult]:
+    """Return the results that no running program is to be left to, where the site lets their checks act."""
+    return [r for r in found.unfit if r.check in FATAL_WHILE_RUNNING and r.signature not in LETS_RUN]
+
+
+def _only_told(seen: Sequence[tuple[NodeReport, CheckResult]]) -> str:
+    """Say what was found by checks that may only tell: nothing is ended for it."""
+    told = [f"; {x.node}: {r.check}: {r.evidence or r.value} (told only: this check does not drain)" for x, r in seen]
+    return "".join(told[:3])
 
 
 _BY_STATE: dict[JobState, Callable[[JobView, World, Settings, float], Decision]] = {

@@ -15,7 +15,7 @@ from transomd.tee.types import Evidence, Verdict
 from transomd.tee.verdict import fuse
 from transomd.tee.wire import read_verdict
 from transomd.tol import endings, facts, rollback
-from transomd.tol.policy import Plan, make_plan
+from transomd.tol.policy import Plan, has_worked, make_plan
 from transomd.tol.submission import WARN_BEFORE_LIMIT_S
 from transomd.tol.view import Absence, Decision, JobView, Want, World, merged, stay, waits, with_data
 from transomd.words import Action, Blame, FailureClass, JobState, LauncherPhase, Role
@@ -82,7 +82,8 @@ def _verdict(view: JobView, incident: Incident, world: World, job: SlurmJob | Ab
     known = world.slurm.nodes or {}
     addresses = by_address({node: known[node].address for node in used if node in known})
     earlier = list(_previous(view, incident))
-    return fuse(evidence, nodes=used, ranks_by_node=ranks, previous=earlier, addresses=addresses)
+    ran = any(has_worked(launch) for launch in view.launches)
+    return fuse(evidence, nodes=used, ranks_by_node=ranks, previous=earlier, addresses=addresses, has_run=ran)
 
 
 def _from_launcher(view: JobView, incident: Incident) -> Iterator[Evidence]:

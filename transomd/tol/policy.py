@@ -97,7 +97,7 @@ def make_plan(
         return Plan(action=Action.STOP, why=f"{len(earlier)} failures of this job are enough, whatever they were")
     seen = _times_seen(verdict, earlier)
     action, said = _action(verdict, seen, way)
-    if action is Action.STOP and (_user_budget_left(verdict, earlier, policy) or _has_worked(verdict, seen, launches)):
+    if action is Action.STOP and (_user_budget_left(verdict, earlier, policy) or _once_more(verdict, seen, launches)):
         action = Action.RESTART
     if action is Action.RESTART and _stuck(verdict, way, policy):
         action, said = Action.ROLLBACK, f"{_back(way)}: {way.tried} launches from there came to no newer checkpoint"
@@ -127,6 +127,11 @@ def launches_without_progress(launches: Sequence[Launch]) -> int:
         idle = 0 if advanced else idle + 1
         best = max(best, reached)
     return idle
+
+
+def has_worked(launch: Launch) -> bool:
+    """Whether the program has done steps in a launch, or ran for long where it shows none."""
+    return launch.last_step is not None or _seconds(launch) >= UNSEEN_PROGRESS_S
 
 
 def _seconds(launch: Launch) -> float:
@@ -179,10 +184,10 @@ def _user_budget_left(verdict: Verdict, earlier: Sequence[Incident], policy: Pol
     return sum(1 for i in earlier if i.failure_class == FailureClass.USER_CODE) < policy.max_user_restarts
 
 
-def _has_worked(verdict: Verdict, seen: int, launches: Sequence[Launch]) -> bool:
+def _once_more(verdict: Verdict, seen: int, launches: Sequence[Launch]) -> bool:
     """Whether a set-up is called wrong for the first time with which the program has done steps: tried once more."""
     config = verdict.failure_class is FailureClass.CONFIG
-    return config and not seen and any(launch.last_step is not None for launch in launches)
+    return config and not seen and any(has_worked(launch) for launch in launches)
 
 
 def _counts(incident: Incident) -> bool:
