@@ -118,8 +118,9 @@ def launcher(tmp_path: Path, daemon: Daemon, clock: Clock, watch: Watch) -> tupl
     made = Launcher(options, DaemonLink(daemon.url, "t", clock), spec, watch)
     launched: list[LaunchOrder] = []
 
-    async def launch(order: LaunchOrder) -> None:
+    async def launch(order: LaunchOrder) -> bool:
         launched.append(order)
+        return True
 
     async def fit(nodes: list[str]) -> list[str]:
         return nodes
@@ -183,6 +184,24 @@ async def test_a_grant_lasts_as_long_as_it_was_given_for_whatever_the_time_of_da
     made._restarts_left, made._granted_at = 1, time.monotonic() - 601
     await made._alone()
     assert len(launched) == 2, "it is over"
+
+
+async def test_a_restart_for_which_there_are_no_nodes_spends_nothing_of_the_grant(
+    tmp_path: Path, daemon: Daemon
+) -> None:
+    made, launched = launcher(tmp_path, daemon, clock := Clock(), Watch(report_s=60))
+    daemon.away = True
+    await made._report_if_due()
+    clock.now += 100
+    made.agents.hub._heard = {"n1": time.monotonic() + 60}
+    await made._alone()
+    assert (launched, made._restarts_left) == ([], 1)
+    made.agents.hub._heard = dict.fromkeys(("n1", "n2"), time.monotonic() + 60)
+    await made._alone()
+    assert launched == [], "not at once"
+    made._not_alone_before = 0.0
+    await made._alone()
+    assert (len(launched), made._restarts_left) == (1, 0)
 
 
 def test_progress_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path, daemon: Daemon) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from transom_slurm.nodesets import fold
 
+from transomd.launch.aside import Aside
 from transomd.launch.hub import Hub
 from transomd.launch.options import Options, Watch
 from transomd.launch.program import slurm_env
@@ -19,6 +20,8 @@ from transomd.launch.program import slurm_env
 log = logging.getLogger("transom.launcher")
 
 FENCE_S = 10.0
+LOG_S = 5.0
+"""How long the agents' log may take to open."""
 AGENTS_S = 30.0
 """How long agents may take to call before the launcher goes on without those that have not."""
 AGENTS_AGAIN_S = 5.0
@@ -43,6 +46,7 @@ class Agents:
         self._watch = watch
         self._step: asyncio.subprocess.Process | None = None
         self._started_at = 0.0
+        self._disk = Aside(LOG_S)
 
     async def call(self, give_up: Callable[[], object]) -> None:
         """Listen, say where, and start the agents that have not outlived an earlier launcher.
@@ -74,8 +78,7 @@ class Agents:
         argv += ["--mem=0", sys.executable, "-m", "transomd.launch.agent"]
         argv += [f"--run-dir={self._options.run_dir.root}", f"--job={self._options.job_id}"]
         argv += [f"--heartbeat={self._watch.heartbeat_s}"]
-        log_path = self._options.run_dir.root / "logs" / "agents.log"
-        log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log_file = await self._log_file()
         try:
             self._step = await asyncio.create_subprocess_exec(
                 *argv,
@@ -87,6 +90,15 @@ class Agents:
             )
         finally:
             os.close(log_file)
+
+    async def _log_file(self) -> int:
+        """Open the agents' log; where its file system is dead, they go without one."""
+        path, flags = self._options.run_dir.root / "logs" / "agents.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            return await self._disk.ask(os.open, path, flags, 0o600)
+        except OSError as error:
+            log.warning("the agents start without a log: %s", error)
+            return os.open(os.devnull, os.O_WRONLY)
 
     async def again(self, barred: Collection[str]) -> None:
         """Start agents anew where they ended with the srun that started them.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+NO_ANSWER = "the file system does not answer"
 
 
 class Aside:
@@ -18,13 +19,18 @@ class Aside:
         self._within_s = within_s
         self._pending: asyncio.Future[Any] | None = None
 
+    async def free(self, within_s: float) -> None:
+        """Wait for an earlier call that has not come back, but not for ever."""
+        if self._pending is not None and not self._pending.done():
+            await asyncio.wait([self._pending], timeout=within_s)
+
     async def ask(self, call: Callable[..., T], *args: Any) -> T:
         """Return what the call returns or raise what it raises.
 
-        Raises asyncio.TimeoutError when it takes too long, and at once while an earlier call has not come back.
+        Raises TimeoutError when it takes too long, and at once while an earlier call has not come back.
         """
         if self._pending is not None and not self._pending.done():
-            raise asyncio.TimeoutError
+            raise TimeoutError(NO_ANSWER)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._pending = future
@@ -40,7 +46,11 @@ class Aside:
                 loop.call_soon_threadsafe(_settle, future, answer, problem)
 
         threading.Thread(target=work, name="aside", daemon=True).start()
-        return await asyncio.wait_for(asyncio.shield(future), self._within_s)
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), self._within_s)
+        except asyncio.TimeoutError:
+            # On Python 3.10 that is no OSError yet, and without a word.
+            raise TimeoutError(NO_ANSWER) from None
 
 
 def _settle(future: asyncio.Future[Any], answer: Any, problem: Exception | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 
@@ -36,7 +35,7 @@ class CheckpointFolder:
         """Look for whole checkpoints; what cannot be read leaves what was known."""
         try:
             found = await self._store.ask(list_checkpoints, self.path)
-        except (OSError, asyncio.TimeoutError) as error:
+        except OSError as error:
             _unreadable(error)
             return
         whole = [c for c in found if c.complete]
@@ -50,9 +49,9 @@ class CheckpointFolder:
             found = await self._store.ask(newest_epoch, self.path)
             self.newest_epoch = found or 0
             self.real = await self._store.ask(os.path.realpath, self.path)
-        except (OSError, asyncio.TimeoutError) as error:
+        except OSError as error:
             _unreadable(error)
 
 
-def _unreadable(error: Exception) -> None:
-    log.warning("the checkpoint folder cannot be read: %s", str(error) or "it does not answer")
+def _unreadable(error: OSError) -> None:
+    log.warning("the checkpoint folder cannot be read: %s", error)

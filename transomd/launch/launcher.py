@@ -22,13 +22,15 @@ from transomd.api.wire import Directive, Grant, LauncherReport, LaunchOrder
 from transomd.health.profile import Profile
 from transomd.launch import alone, stages
 from transomd.launch.agents import Agents
+from transomd.launch.aside import Aside
 from transomd.launch.awake import Awake
 from transomd.launch.course import Course
 from transomd.launch.daemon_link import DaemonLink
 from transomd.launch.folder import CheckpointFolder
 from transomd.launch.options import Options, Watch, command_line, options
 from transomd.launch.rundir import COMPLETED
-from transomd.launch.runs import Runs
+from transomd.launch.runs import DISK_S, Runs
+from transomd.log import set_up
 from transomd.spec import JobSpec
 from transomd.words import ExitCode, LauncherPhase
 
@@ -42,6 +44,8 @@ STOP_GRACE_S = 20.0
 """How long the program has from SIGTERM to SIGKILL when its allocation ends; Slurm's KillWait is 30 s by default."""
 ABSENT_S = 10.0
 """A daemon that is started anew is away for seconds: no restart on the grant before, however short its time-outs."""
+ALONE_AGAIN_S = 5.0
+"""How soon a start without the daemon is tried again that came to nothing; the grant is not spent by it."""
 ASK_AGAIN_S = 1.0
 """How soon a report that was not answered is sent again where the next move is the daemon's."""
 
@@ -64,10 +68,12 @@ class Launcher:
         self._grant: Grant | None = None
         self._granted_at = 0.0
         self._restarts_left = 0
+        self._not_alone_before = 0.0
         self._stop_by_signal = ""
         self._poll_s = 0.5
         self._reported_at = 0.0
         self._aside = False
+        self._disk = Aside(DISK_S)
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +191,7 @@ class Launcher:
             checkpoints=self.folder.listed,
             **self._stages(),
             exit_code=course.exit_code,
-            message=course.message,
+            message="; ".join(filter(None, (course.message, course.trouble))),
         )
 
     def _stages(self) -> dict[str, Any]:
@@ -225,17 +231,22 @@ class Launcher:
             await self.runs.launch(directive.launch)
         return None
 
-    async def _refused(self) -> int:
-        """Leave without a trace: somebody else owns this job now."""
-        if self.options.run_dir.newest_generation(self.options.attempt) > self.options.generation:
-            await self._step_aside()
+    async def _refused(self) -> int | None:
+        """Leave without a trace: somebody else owns this job now. None where nobody can say yet who does."""
+        try:
+            newest = await self._disk.ask(self.options.run_dir.newest_generation, self.options.attempt)
+        except OSError as error:
+            self.course.tell(f"who owns the job cannot be read in the run folder: {error}")
+            return None
+        if newest > self.options.generation:
+            await self._step_aside(newest)
         else:
             await self.runs.end()
         return int(ExitCode.GATE_REFUSED)
 
-    async def _step_aside(self) -> None:
+    async def _step_aside(self, newest: int) -> None:
         """Do nothing until Slurm ends us: another launcher has taken over, and a job ends with its batch script."""
-        log.info("stepping aside for launcher %d", self.options.run_dir.newest_generation(self.options.attempt))
+        log.info("stepping aside for launcher %d", newest)
         self._aside = True
         self.runs.abandon()
         await self.agents.abandon()
@@ -253,14 +264,16 @@ class Launcher:
 
     async def _alone(self) -> None:
         """Do what the grant allows while the daemon does not answer."""
+        if time.monotonic() < self._not_alone_before:
+            return
         silent, phase = self.link.silent_for(), self.course.phase
         if phase is LauncherPhase.GATE and silent > self.watch.gate_timeout_s:
             log.info("transomd has been silent for %.0f s; opening the gate", silent)
             await self._launch_alone()
         elif phase is LauncherPhase.FAILED and silent > self._patience_s() and self._may_restart():
-            self._restarts_left -= 1
             log.info("transomd has been silent for %.0f s; restarting on the grant", silent)
-            await self._launch_alone()
+            if await self._launch_alone():
+                self._restarts_left -= 1
 
     def _patience_s(self) -> float:
         return max(self.watch.heartbeat_timeout_s, ABSENT_S)
@@ -269,16 +282,23 @@ class Launcher:
         age_s = time.monotonic() - self._granted_at
         return alone.may_restart(self._grant, age_s, self._restarts_left, self.course.failure)
 
-    async def _launch_alone(self) -> None:
+    async def _launch_alone(self) -> bool:
+        """Start the program, if there are nodes for it; return whether it was."""
+        self._not_alone_before = time.monotonic() + ALONE_AGAIN_S
         usable = await self._not_unfit([n for n in self.agents.alive() if n not in self._barred])
         chosen = alone.choose(usable, self.course.nodes, self.spec.nodes)
         if chosen is None:
-            return
-        epochs = self.options.run_dir.epochs()
-        epoch = (epochs[-1] if epochs else 0) + 1
-        back = self._still_back(epochs)
-        past = self.course.furthest_step
-        await self.runs.launch(LaunchOrder(epoch=epoch, nodes=chosen, past_step=past, resume_step=back))
+            return False
+        try:
+            epochs = await self._disk.ask(self.options.run_dir.epochs)
+            back = await self._disk.ask(self._still_back, epochs)
+        except OSError as error:
+            self.course.tell(f"the run folder cannot be read: {error}")
+            return False
+        epoch, past = (epochs[-1] if epochs else 0) + 1, self.course.furthest_step
+        launched = await self.runs.launch(LaunchOrder(epoch=epoch, nodes=chosen, past_step=past, resume_step=back))
+        self._not_alone_before = 0.0 if launched else self._not_alone_before
+        return launched
 
     def _still_back(self, epochs: list[int]) -> int | None:
         if not epochs:
@@ -309,7 +329,8 @@ async def _amain(who: Options, args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Run as a batch script, or as the step of a launcher that takes over."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    # By a thread of its own: the log lies on a file system that may die, and what writes there hangs.
+    set_up()
     args = command_line(argv)
     who = options(args, os.environ)
     log.info("launcher %d of attempt %d on %s", who.generation, who.attempt, who.host)

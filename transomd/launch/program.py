@@ -13,6 +13,7 @@ from pathlib import Path
 
 from transom_slurm.nodesets import fold
 
+from transomd.launch.aside import Aside
 from transomd.launch.rundir import RunDir
 from transomd.spec import JobSpec
 from transomd.tce.memory.place import job_socket
@@ -165,13 +166,9 @@ class Program:
         self._process: asyncio.subprocess.Process | None = None
         self._waiter: asyncio.Task[None] | None = None
 
-    async def start(self, environ: Mapping[str, str]) -> None:
-        """Start the program. Raises OSError when srun, or the job's script, cannot be executed."""
-        env = program_env(self.plan, environ)
-        env["TRANSOM_AGENT"] = job_socket(self._run_dir.root, environ.get("SLURM_JOB_ID", ""))
-        argv = self._script(env) if self.plan.spec.script else self._tasks()
-        name = "rank-00000.log" if self.plan.spec.script else SRUN_LOG
-        log = os.open(self.logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    async def start(self, environ: Mapping[str, str], disk: Aside) -> None:
+        """Start the program. Raises OSError when srun, or the job's script, cannot be executed, or ``disk`` hangs."""
+        argv, env, log = await disk.ask(self._prepare, environ)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *argv, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -179,6 +176,14 @@ class Program:
         finally:
             os.close(log)
         self._waiter = asyncio.create_task(self._wait())
+
+    def _prepare(self, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str], int]:
+        """Write what the launch is made of; return the call, its environment, and where its output goes."""
+        env = program_env(self.plan, environ)
+        env["TRANSOM_AGENT"] = job_socket(self._run_dir.root, environ.get("SLURM_JOB_ID", ""))
+        argv = self._script(env) if self.plan.spec.script else self._tasks()
+        name = "rank-00000.log" if self.plan.spec.script else SRUN_LOG
+        return argv, env, os.open(self.logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def _tasks(self) -> list[str]:
         task = self.logs / "task.sh"

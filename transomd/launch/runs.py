@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from transom_slurm.nodesets import fold
 
 from transomd.api.wire import FailureReport, LaunchOrder, LaunchReport
 from transomd.launch.agents import Agents
 from transomd.launch.agreeing import Agreement
+from transomd.launch.aside import Aside
 from transomd.launch.course import Course
 from transomd.launch.folder import CheckpointFolder
 from transomd.launch.hub import AgentGone
@@ -21,6 +22,7 @@ from transomd.launch.options import Options, Watch
 from transomd.launch.order import arrange
 from transomd.launch.pairing import Pairing
 from transomd.launch.program import LaunchPlan, Program
+from transomd.launch.reading import Reading
 from transomd.launch.rundir import COMPLETED
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
@@ -33,6 +35,8 @@ log = logging.getLogger("transom.launcher")
 EVIDENCE_LIMIT = 200
 RANKS_S = 5.0
 """How long the agents have to say what the ranks of a hung launch are doing."""
+DISK_S = 10.0
+"""How long the run folder may take to answer; on a dead file system it takes for ever."""
 PORT_S = 5.0
 """How long an agent has to name a free port."""
 
@@ -63,19 +67,29 @@ class Runs:
         self._program: Program | None = None
         self._pairing: Pairing | None = None
         self.agreement = Agreement(agents, folder, spec.nodes * spec.tasks_per_node)
-        self._logs: LogWatch | None = None
+        self._reading: Reading | None = None
+        self._disk = Aside(DISK_S)
         self._bad_exit_at: float | None = None
         self._bad_exit_seen = 0.0
 
     # --- start ------------------------------------------------------------------------------------------------------
 
-    async def launch(self, order: LaunchOrder) -> None:
-        """Start the program as ordered; that it could not be is a failure like another."""
+    async def launch(self, order: LaunchOrder) -> bool:
+        """Start the program as ordered; that it could not be is a failure like another.
+
+        False where the launch could not even be claimed: nothing has happened, and it may be tried again.
+        """
         wanted = list(order.nodes)
-        order = replace(order, nodes=arrange(wanted, self._nodes_before(), self._options.nodes))
-        epoch = await self.claim_epoch(order)
+        try:
+            before = await self._disk.ask(self._nodes_before)
+            order = replace(order, nodes=arrange(wanted, before, self._options.nodes))
+            epoch = await self.claim_epoch(order)
+        except OSError as error:
+            self._course.tell(f"epoch {order.epoch} cannot be claimed in the run folder: {error}")
+            return False
+        self._course.tell("")
         if epoch is None:
-            return
+            return False
         began = LaunchReport(
             epoch=epoch, nodes=list(order.nodes), started_at=time.time(), resume_step=self._resume_step(order)
         )
@@ -83,7 +97,7 @@ class Runs:
         self._bad_exit_at = None
         if len(order.nodes) != self._spec.nodes:
             await self.fail("start", f"{fold(wanted)} are not {self._spec.nodes} nodes of this launcher's")
-            return
+            return True
         try:
             self._pairing = Pairing(self._agents.hub, epoch, order.nodes, self._agents.alive)
             await self._pairing.start()
@@ -92,6 +106,7 @@ class Runs:
             await self._start(order, epoch, port)
         except (AgentGone, OSError, ValueError) as error:
             await self.fail("start", f"epoch {epoch} could not be started: {error}")
+        return True
 
     def _nodes_before(self) -> list[str]:
         """Return the nodes of the allocation's newest launch, by their ranks; a job's own script has Slurm's order."""
@@ -109,10 +124,10 @@ class Runs:
     async def claim_epoch(self, order: LaunchOrder) -> int | None:
         """Claim the order's epoch, or the next that is free and newer than any in the checkpoint folder.
 
-        None where another launcher has taken over.
+        None where another launcher has taken over. Raises OSError where the run folder does not answer.
         """
-        run_dir = self._options.run_dir
-        if run_dir.newest_generation(self._options.attempt) > self._options.generation:
+        newest = await self._disk.ask(self._options.run_dir.newest_generation, self._options.attempt)
+        if newest > self._options.generation:
             log.error("another launcher has taken over; starting nothing")
             return None
         await self._folder.look_for_epochs()
@@ -124,7 +139,10 @@ class Runs:
             "resume_step": order.resume_step,
             "nodes": order.nodes,
         }
-        while run_dir.claim(f"epoch-{epoch:06d}", me) is not me:
+        return await self._disk.ask(self._first_free, epoch, me)
+
+    def _first_free(self, epoch: int, me: Mapping[str, Any]) -> int:
+        while self._options.run_dir.claim(f"epoch-{epoch:06d}", me) is not me:
             epoch += 1
         return epoch
 
@@ -137,14 +155,15 @@ class Runs:
             resume_step=order.resume_step,
             master_port=port,
             spec=self._spec,
-            env=self._options.run_dir.environment(),
+            env=await self._disk.ask(self._options.run_dir.environment),
             left_out=tuple(n for n in self._options.nodes if n not in order.nodes),
             arranged=order.nodes != arrange(order.nodes, (), self._options.nodes),
         )
-        self._program = Program(self._options.run_dir, plan)
-        self._logs = LogWatch(self._program.logs, self._spec, plan.nodes, self.progress(), self._clock)
+        self._program = await self._disk.ask(Program, self._options.run_dir, plan)
+        logs = LogWatch(self._program.logs, self._spec, plan.nodes, self.progress(), self._clock)
+        self._reading = Reading(logs, self._clock)
         log.info("epoch %d starts on %s", epoch, fold(order.nodes))
-        await self._program.start(os.environ)
+        await self._program.start(os.environ, self._disk)
 
     def progress(self) -> Progress:
         """Return the progress of a launch that starts now."""
@@ -159,15 +178,16 @@ class Runs:
 
     async def look(self) -> None:
         """See how the program that runs is doing; what went wrong ends it."""
-        program, logs = self._program, self._logs
-        if program is None or logs is None:
+        program, reading = self._program, self._reading
+        if program is None or reading is None:
             return
-        final = program.rc is not None
-        await asyncio.to_thread(logs.poll, time.time(), final)
+        if program.rc is not None:
+            await self._ended(program, reading)
+            return
+        await reading.poll()
+        logs = reading.logs
         self._course.note_steps(logs)
-        if final:
-            await self._ended(program)
-            return
+        self._course.tell(reading.trouble)
         lost = self._agents.lost(self._course.nodes)
         if lost:
             await self.fail("heartbeat", f"{fold(lost)} stopped answering")
@@ -177,14 +197,21 @@ class Runs:
         if self._bad_exit_at is not None and time.monotonic() - self._bad_exit_seen > self._watch.exit_grace_s:
             await self.fail("exit", logs.failing, detected_at=self._bad_exit_at)
             return
-        stall = logs.stalled()
+        stall = reading.stalled()
         if stall is not None:
             await self._hang(stall)
 
-    async def _ended(self, program: Program) -> None:
+    async def _ended(self, program: Program, reading: Reading) -> None:
         if program.rc == 0:
             now = time.time()
-            self._options.run_dir.claim(COMPLETED, {"epoch": self._course.newest.epoch, "at": now})
+            await reading.finish()
+            self._course.note_steps(reading.logs)
+            try:
+                await self._disk.ask(
+                    self._options.run_dir.claim, COMPLETED, {"epoch": self._course.newest.epoch, "at": now}
+                )
+            except OSError as error:
+                log.warning("that the program has ended cannot be noted in the run folder: %s", error)
             self._course.complete(now)
             log.info("the program ended with exit code 0")
             return
@@ -219,10 +246,11 @@ class Runs:
         since = {node: time.time() - (hub.silent_for(node) or 0.0) for node in lost}
         evidence += detect.silent(since, self._options.host)
         unfenced = await self.end()
-        if self._logs is not None:
-            await asyncio.to_thread(self._logs.poll, time.time(), True)
-            self._course.note_steps(self._logs)
-            evidence += self._logs.evidence(hub.addresses())
+        if self._reading is not None:
+            read = await self._reading.finish()
+            self._course.note_steps(self._reading.logs)
+            evidence += [] if read else [detect.logs_unread(self._reading.trouble, time.time())]
+            evidence += self._reading.logs.evidence(hub.addresses())
         failure = FailureReport(
             epoch=launch.epoch,
             detected_at=detected,

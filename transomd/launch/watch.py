@@ -61,6 +61,11 @@ class LogWatch:
         self.first_step: int | None = None
         self.first_step_at: float | None = None
 
+    @property
+    def blind(self) -> str:
+        """Why nothing at all could be read at the last poll; empty where anything could."""
+        return self._tailer.blind
+
     def poll(self, now: float, final: bool = False) -> None:
         """Read what is new; with ``final`` all of it, also what has no end of line."""
         read = True

@@ -101,6 +101,11 @@ def _ranks(text: str) -> Iterator[int]:
             left -= max(0, last + 1 - int(low))
 
 
+def logs_unread(why: str, at: float) -> Evidence:
+    """Say that the end of a launch's logs could not be read: that they hold no cause proves nothing."""
+    return Evidence(source="log", signature="LOGS-UNREAD", text=why[:MAX_TEXT], role=Role.CONTEXT, at=at)
+
+
 def heartbeat_lost(node: str, since: float) -> Evidence:
     """Say that a node's agent was last heard at ``since``. A user can end his own agent: no drain rests on it."""
     return Evidence(

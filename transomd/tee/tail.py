@@ -59,6 +59,13 @@ class Tailer:
         self._first = ""
         self.errors: dict[str, str] = {}
 
+    @property
+    def blind(self) -> str:
+        """Why nothing at all could be read at the last poll; empty where anything could."""
+        if str(self._directory) in self.errors:
+            return self.errors[str(self._directory)]
+        return next(iter(self.errors.values())) if self._files and self._files.keys() <= self.errors.keys() else ""
+
     def poll(self, budget: int = 16 * CHUNK, *, final: bool = False) -> Iterator[Chunk]:
         """Yield at most about ``budget`` bytes of what is new, as whole lines; with ``final`` unfinished lines too."""
         self.errors.clear()
