@@ -1,11 +1,16 @@
-"""Errors and notes on standard error: on a terminal between words, and no command that may be copied is broken."""
+"""Sentences on a terminal: broken between words, and never within a command that may be copied."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 
-from transom_cli.text import folded, plain
+from transom_cli.text import folded, plain, width
+
+
+def say(text: object, *, indent: str = "") -> None:
+    """Print one sentence on standard output."""
+    print("\n".join(folded(plain(text), width(), indent=indent)), flush=True)
 
 
 def tell(text: object, *, indent: str = "") -> None:

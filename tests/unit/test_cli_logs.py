@@ -60,6 +60,30 @@ def test_into_a_pipe_every_byte_goes_as_it_is(server: Recorded, run_dir: Path) -
     assert transom("logs", "12", socket=server.socket).stdout.splitlines()[0].endswith("red\x1b[0m")
 
 
+@pytest.mark.parametrize(("words", "which"), [(["--rank", "7"], "rank 7"), (["--epoch", "9"], "epoch 9")])
+def test_no_log_comes_any_more_of_a_job_that_has_ended(
+    server: Recorded, run_dir: Path, words: list[str], which: str
+) -> None:
+    end(server, run_dir)
+    done = transom("logs", "12", *words, socket=server.socket)
+    assert done.returncode == 5
+    assert done.stderr.splitlines() == [
+        f"transom: job 12 has no log of {which}: there are those of ranks 0 to 10 and epochs 1 to 2",
+        "  next: transom logs 12",
+    ]
+
+
+def test_a_job_that_ended_before_it_ran_has_no_log_to_wait_for(server: Recorded, tmp_path: Path) -> None:
+    (tmp_path / "none" / "logs").mkdir(parents=True)
+    job = a_job(state="cancelled", reason="cancelled by alice", run_dir=str(tmp_path / "none"))
+    server.on("GET /v1/jobs/12", (200, a_view(job=job)))
+    done = transom("logs", "12", socket=server.socket)
+    assert done.stderr.splitlines() == [
+        "transom: job 12 has no log: it is cancelled, cancelled by alice",
+        "  next: transom status 12",
+    ]
+
+
 @pytest.mark.parametrize("words", [["--rank", "7"], ["--epoch", "9"]])
 def test_no_such_log(server: Recorded, run_dir: Path, words: list[str]) -> None:
     (run_dir / "logs" / "launcher.log").write_text("")

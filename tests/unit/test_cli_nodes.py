@@ -227,3 +227,12 @@ def test_drain_and_undrain_as_json(
     done = transom(command, "n[1-2]", *more, *dry_run, "--json", socket=server.socket)
     assert json.loads(done.stdout) == {"dry_run": bool(dry_run), **answer}
     assert done.returncode == (0 if dry_run else 1)
+
+
+def test_what_is_said_of_nodes_breaks_between_words(server: Recorded) -> None:
+    why = "root drained it on 2026-11-30 at 13:25:27: the rack moves on Tuesday, and nobody works in it; left as it is"
+    server.on("POST /v1/nodes/drain", (200, results({"n2": False}, why)))
+    lines = transom("drain", "n2", "--reason", "x", socket=server.socket).stdout.splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()) == f"n2: not drained: {why}"

@@ -55,5 +55,6 @@ def test_slurm_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_too_many_nodes(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="1 to 250"):
+    with pytest.raises(UsageError, match="1 to 250") as caught:
         _run("up", "--nodes", "251", "--dir", str(tmp_path / "s"))
+    assert caught.value.hint == "transom sandbox up -h"

@@ -85,9 +85,7 @@ def _chunks(path: str) -> Iterator[Chunk]:
                 fresh = False
     except (OSError, EOFError, zlib.error) as error:
         cause = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"diagnose {path}: {cause}", hint="Name readable log files, or - for standard input."
-        ) from error
+        raise UsageError(f"diagnose {path}: {cause}", hint=f"ls -l {Path(path).parent}; - is standard input") from error
 
 
 @contextmanager

@@ -8,8 +8,7 @@ import click
 
 from transom_cli.ask import Json, client, job_id
 from transom_cli.complete import complete_jobs
-from transom_cli.telling import tell
-from transom_cli.text import plain
+from transom_cli.telling import say, tell
 from transomd.errors import TransomError, UnreachableError
 from transomd.words import ExitCode
 
@@ -40,7 +39,7 @@ def cancel(jobs: tuple[str, ...], as_json: bool) -> int:
                     tell(f"next: {error.hint}", indent="  ")
             else:
                 if not as_json:
-                    print(_said(done[-1]))
+                    say(_said(done[-1]))
     finally:
         if as_json:
             print(json.dumps({"jobs": done, "errors": faults}, indent=2))
@@ -54,4 +53,4 @@ def _cancel(word: str) -> Json:
 
 
 def _said(job: Json) -> str:
-    return f"job {job['id']} {plain(job['name'])}: {plain(job['state'])}, {plain(job['reason'])}"
+    return f"job {job['id']} {job['name']}: {job['state']}, {job['reason']}"

@@ -11,6 +11,7 @@ import click
 
 from transom_cli.ask import client, node_names
 from transom_cli.complete import complete_nodes
+from transom_cli.telling import say
 from transom_cli.text import hosts, plain
 from transomd.errors import NotFoundError, TransomError
 from transomd.words import ExitCode
@@ -80,7 +81,7 @@ def _print(word: str, results: Sequence[Mapping[str, Any]], dry_run: bool) -> No
         if dry_run and result.get("command"):
             print(plain(_command(result["command"])))
     for (done, message), names in groups.items():
-        print(f"{hosts(names)}: {_said(word, done, plain(message), dry_run)}")
+        say(f"{hosts(names)}: {_said(word, done, plain(message), dry_run)}")
 
 
 def _said(word: str, done: bool, message: str, dry_run: bool) -> str:

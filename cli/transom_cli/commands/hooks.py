@@ -11,7 +11,7 @@ import click
 from transom_slurm.hooks.install import configuration, make_key, slurm_conf
 from transom_slurm.hooks.install import install as write
 
-from transom_cli.text import plain
+from transom_cli.telling import say
 from transomd.errors import TransomError, UsageError
 from transomd.words import ExitCode
 
@@ -49,8 +49,10 @@ def install(directory: Path, config: Path | None, url: str) -> int:
         key = make_key(settings.hooks_key)
         files = write(directory.absolute(), source(PROBE), told, key)
     except OSError as error:
-        raise TransomError(f"writing {error.filename}: {error.strerror}", hint="run it as root") from None
-    print(f"{len(files)} files in {plain(directory.absolute())}; transomd at {plain(told['url'])}")
+        denied = isinstance(error, PermissionError)
+        hint = "run it as root" if denied else f"ls -ld {directory.absolute().parent}; or name another folder"
+        raise TransomError(f"writing {error.filename}: {error.strerror}", hint=hint) from None
+    say(f"{len(files)} files in {directory.absolute()}; transomd at {told['url']}")
     print("Copy the folder to every node, then add to slurm.conf and run scontrol reconfigure:\n")
     print("\n".join(f"  {line}" for line in slurm_conf(directory.absolute()).splitlines()))
     return ExitCode.OK

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from transom_cli.ask import client, finished, job_id
+from transom_cli.ask import Json, client, finished, job_id
 from transom_cli.complete import complete_jobs
 from transom_cli.tail import LogFile, Tail, log_files
-from transom_cli.text import log_line, plain
+from transom_cli.text import log_line
 from transomd.api.client import Client
 from transomd.errors import NotFoundError, UnreachableError
 from transomd.words import ExitCode
@@ -47,15 +47,26 @@ def logs(job: str, follow: bool, rank: int | None, epoch: int | None, lines: int
         return _follow(api, number, _Reader(run_dir, rank, epoch, FIRST_LINES if lines is None else lines))
     reader = _Reader(run_dir, rank, epoch, lines)
     if not reader.look():
-        which = f" of rank {rank}" if rank is not None else ""
-        own = run_dir / "logs" / "launcher.log"
-        look = f"; the launcher's own is {own}" if own.exists() else ""
-        raise NotFoundError(
-            f"job {number} has no log{which} yet: it is {plain(found['state'])}, {plain(found['reason'])}",
-            hint=f"transom status {number}, or transom logs {number} -f to wait for it{look}",
-        )
+        raise _none(found, run_dir, rank, epoch)
     reader.show(end=True)
     return ExitCode.OK
+
+
+def _none(job: Json, run_dir: Path, rank: int | None, epoch: int | None) -> NotFoundError:
+    """Say that a job has no such log: whether one may still come, and which there are."""
+    which = (f" of rank {rank}" if rank is not None else "") + (f" of epoch {epoch}" if epoch is not None else "")
+    number, state = job["id"], f"it is {job['state']}, {job['reason']}"
+    own = run_dir / "logs" / "launcher.log"
+    look = f"; the launcher's own is {own}" if own.exists() else ""
+    if not finished(job):
+        hint = f"transom status {number}, or transom logs {number} -f to wait for it{look}"
+        return NotFoundError(f"job {number} has no log{which} yet: {state}", hint=hint)
+    there = log_files(run_dir)
+    if not there:
+        return NotFoundError(f"job {number} has no log{which}: {state}", hint=f"transom status {number}{look}")
+    ranks, epochs = {file.rank for file in there}, {file.epoch for file in there}
+    cause = f"there are those of ranks {min(ranks)} to {max(ranks)} and epochs {min(epochs)} to {max(epochs)}"
+    return NotFoundError(f"job {number} has no log{which}: {cause}", hint=f"transom logs {number}")
 
 
 class _Reader:

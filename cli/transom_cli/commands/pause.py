@@ -7,7 +7,7 @@ import json
 import click
 
 from transom_cli.ask import client
-from transom_cli.text import plain, width, wrapped
+from transom_cli.telling import say
 from transomd.words import ExitCode
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print what the daemon answers.")
@@ -31,10 +31,10 @@ def pause(reason: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps(answer, indent=2))
         return ExitCode.OK
-    print(plain(answer["paused"]))
+    say(answer["paused"])
     for key in answer.get("under_way") or ():
-        print(f"  under way, ends by itself: {plain(key)}")
-    print("next: transom status; and when it is over: transom resume-actions")
+        say(f"under way, ends by itself: {key}", indent="  ")
+    say("next: transom status; and when it is over: transom resume-actions")
     return ExitCode.OK
 
 
@@ -56,8 +56,8 @@ def resume_actions(as_json: bool) -> int:
         print(json.dumps(answer, indent=2))
         return ExitCode.OK
     for switch in were:
-        text = f"{switch['name']}: stopped by {switch['who']}{': ' + switch['reason'] if switch.get('reason') else ''}"
-        print("\n".join(wrapped(f"resumed {text}", width(), indent="")))
+        why = f": {switch['reason']}" if switch.get("reason") else ""
+        say(f"resumed {switch['name']}: stopped by {switch['who']}{why}")
     if not were:
         print("nothing was stopped")
     return ExitCode.OK

@@ -17,7 +17,7 @@ from transom_cli.ask import Json, client, finished
 from transom_cli.commands.events import event_lines
 from transom_cli.follow import follow_events
 from transom_cli.room import notes
-from transom_cli.telling import tell
+from transom_cli.telling import say, tell
 from transom_cli.text import plain, safe, width
 from transomd.api.client import Client, NoAnswerError
 from transomd.errors import SpecError, TransomError, UnreachableError
@@ -171,7 +171,7 @@ def _watch(api: Client, job: Mapping[str, Any]) -> int:
         tell(f"job {number} goes on; to end it: transom cancel {number}")
         raise
     end = api.get(f"/v1/jobs/{number}")["job"]
-    print(f"job {number} {plain(end['name'])}: {plain(end['state'])}, {plain(end['reason'])}")
+    say(f"job {number} {end['name']}: {end['state']}, {end['reason']}")
     return ExitCode.OK if end["state"] == JobState.COMPLETED else ExitCode.JOB_FAILED
 
 

@@ -37,7 +37,9 @@ def choose_mode(mode: str) -> str:
 def plan(root: Path, mode: str, count: int, **settings: Any) -> ClusterSpec:
     """A sandbox of so many nodes, with the ports that it will use; ``settings`` are further fields of the spec."""
     if not 1 <= count <= MAX_NODES:
-        raise SandboxUsage("start a sandbox", f"{count} nodes: it can have 1 to {MAX_NODES}")
+        raise SandboxUsage(
+            "start a sandbox", f"{count} nodes: it can have 1 to {MAX_NODES}", hint="transom sandbox up -h"
+        )
     if mode == NETNS:
         nodes, port = netns_nodes(count), 6817
     else:
