@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,16 @@ from transomd.launch.program import LaunchPlan, program_env
 from transomd.spec import JobSpec
 from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.environment import from_environment
+from transomd.tce.handle import SaveHandle
+from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.due import Orders, Owner, copied
+from transomd.tce.memory.ledger import Ledger
+from transomd.tce.memory.pool import Pool
 from transomd.tce.memory.slots import STAGED, SlotState
+from transomd.tce.memory.table import Table
 from transomd.tce.replicate.agreement import aimed
 from transomd.tce.replicate.sender import QUIET_S
+from transomd.tce.schedule import Fixed
 
 NEVER = 1_000_000
 """Storage gets no step."""
@@ -136,6 +143,42 @@ def test_digests_are_taken_first_of_what_is_to_be_copied(tmp_path: Path) -> None
     assert wait_for(lambda: [entry[2].step for entry in rank.staged() if rank.digested(entry)] == [4, 3])
     assert [entry[2].step for entry in rank.for_partner()] == [3]
     rank.close()
+
+
+def test_a_damaged_table_keeps_no_other_step_from_its_digests(tmp_path: Path) -> None:
+    """It would be the first to be copied."""
+    rank = Rank(tmp_path / "c")
+    rank.take_over(Owner(1, 1, "", 9, every=NEVER, replica_every=3))
+    for slot, step in enumerate((3, 4)):
+        rank.stage(slot, step, seq=step)
+    rank.arenas[0].image(0)[5] ^= 1
+    rank.ring()
+    assert wait_for(lambda: [entry[2].step for entry in rank.staged() if rank.digested(entry)] == [4], 30)
+    assert [entry[2].step for entry in rank.staged()] == [4]
+    assert rank.heard("uncopied") == [3]
+    rank.close()
+
+
+def test_what_waits_to_be_copied_is_written_over_last() -> None:
+    ledger = Ledger(1, Fixed(NEVER), Fixed(10))
+    pool = Pool(1, "latest", ledger)
+    arena = Arena.create(3, 4096, "rank-0")
+    pool.take([os.dup(arena.descriptor)], 0)
+
+    def save(step: int) -> list[int]:
+        opened = pool.open(step)
+        assert opened is not None
+        pool.publish(opened, step, Table(0, 1, (), ()))
+        pool.drop(opened)
+        ledger.add(SaveHandle(step, lambda: False))
+        return sorted(state.step for state in opened.arena.states() if state.state == STAGED)
+
+    found = [save(step) for step in range(10, 15)]
+    assert found[2:] == [[10, 11, 12], [10, 12, 13], [10, 13, 14]]
+    ledger.hear({"t": "replicated", "step": 10, "epoch": 1})
+    assert save(15) == [13, 14, 15]
+    pool.close()
+    arena.close()
 
 
 @pytest.mark.parametrize(

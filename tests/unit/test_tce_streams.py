@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ from tce_nodes import Node, nodes, on, pair
 from tce_wire import Wire
 
 from transomd.tce import CheckpointEngine
+from transomd.tce.replicate.copies import Copies
 from transomd.tce.replicate.peer import CHUNK, Peer
+from transomd.tce.replicate.post import Post
 from transomd.tce.replicate.streams import STREAMS, WIDE, Streams
 
 NEVER = 1 << 62
@@ -50,7 +53,7 @@ def test_a_large_step_goes_over_several_streams_there_and_back(directory: Path) 
         pair([n1, n2, n3], {"n1": "n2"})
         on(n1)
         engine = saver(directory)
-        engine.save(1, state_of(1)).wait("replica", timeout=60)
+        engine.save(1, state_of(1)).wait("replica", timeout=120)
         assert len(wire.carried) == STREAMS
         assert sum(count > CHUNK for count in wire.carried) > 1
         assert sum(wire.carried) < SIZE + CHUNK
@@ -75,13 +78,74 @@ def test_a_cut_stream_ends_all_and_the_copy_goes_on_where_it_was_cut(directory: 
         pair([n1, n2], {"n1": "n2"})
         on(n1)
         engine = saver(directory)
-        engine.save(1, state_of(1)).wait("replica", timeout=60)
+        engine.save(1, state_of(1)).wait("replica", timeout=120)
         assert n2.copies() == [1]
         assert len(wire.carried) == 3 * STREAMS
         # Of each cut at most the chunks that were on their way go again.
         assert sum(wire.carried) < SIZE + 2 * 2 * STREAMS * CHUNK
         wire.close()
         engine.close(0)
+
+
+@pytest.mark.parametrize("opened", [1, 3])
+def test_streams_that_cannot_be_opened_are_done_without_and_told_once(directory: Path, opened: int) -> None:
+    far = 1 << 60
+    with nodes(directory.parent, 3) as (n1, n2, n3):
+        wire = through(n2, [*(opened * [far]), 0])
+        pair([n1, n2, n3], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        for step in (1, 2):
+            engine.save(step, state_of(step, WIDE)).wait("replica", timeout=120)
+        assert len(wire.carried) == opened + 1
+        assert n1.log.read_text().count(f"only {opened} of {STREAMS} streams to") == 1
+        n1.kill()
+        pair([n2, n3], {}, epoch=2)
+        on(n3)
+        wire.cuts += [far, far, *(opened * [far]), 0]  # it is asked twice what it holds
+        loader = CheckpointEngine(directory, rank=0, world_size=1, epoch=2)
+        assert loader.load({}) == 2
+        assert f"only {opened} of {STREAMS} streams to" in n3.log.read_text()
+        wire.close()
+        loader.close(0)
+        engine.close(0)
+
+
+class Earlier(Post):
+    """A keeper of a version that knows of one stream only."""
+
+    def _answer(self, streams: Streams, message: dict[str, Any]) -> None:
+        if message["t"] in ("lead", "join"):
+            raise ValueError(message["t"])
+        super()._answer(streams, message)
+
+
+def test_a_keeper_of_an_earlier_version_takes_a_large_step_over_one_stream_and_hands_it_out(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(peer: Peer, message: dict[str, Any]) -> None:
+        content = json.dumps({name: each for name, each in message.items() if name != "wide"}).encode()
+        peer._send_all(memoryview(len(content).to_bytes(4, "little") + content))
+
+    monkeypatch.setattr(Peer, "send", send)
+    with nodes(directory.parent, 2) as (n1, n3):
+        copies = Copies(lambda size: "")
+        earlier = Earlier(n1.token.read_text(), 0, lambda _: list(copies.all()), list, copies)
+        keepers = {"n2": ["127.0.0.1", earlier.port, [0]]}
+        n1.ask(op="peers", epoch=1, me="n1", partner="n2", keepers=keepers)
+        on(n1)
+        engine = saver(directory)
+        engine.save(1, state_of(1, WIDE)).wait("replica", timeout=120)
+        n1.kill()
+        n3.ask(op="peers", epoch=2, me="n3", partner=None, keepers=keepers)
+        on(n3)
+        loader = CheckpointEngine(directory, rank=0, world_size=1, epoch=2)
+        assert loader.load({}) == 1
+        for node in (n1, n3):
+            assert node.log.read_text().count("its keeper is of an earlier version") == 1
+        loader.close(0)
+        engine.close(0)
+        earlier._listener.close()
 
 
 def test_no_save_waits_for_a_partner_that_hangs_before_the_other_streams_are_open(directory: Path) -> None:
@@ -113,7 +177,7 @@ def test_one_stream_is_enough_for_a_small_step_and_where_the_rate_is_capped(
         pair([n1, n2], {"n1": "n2"})
         on(n1)
         engine = saver(directory)
-        engine.save(1, state_of(1, size)).wait("replica", timeout=60)
+        engine.save(1, state_of(1, size)).wait("replica", timeout=120)
         assert len(wire.carried) == 1
         wire.close()
         engine.close(0)

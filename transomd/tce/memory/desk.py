@@ -149,6 +149,7 @@ class Desk:
             measured = {str(name): float(value) for name, value in message.get("measured", {}).items()}
             tenant.choose(message.get("due", ()), int(message.get("every", 0)), measured)
             tenant.count(int(message["skipped"]), int(message.get("heard", 0)))
+            tenant.answer_for(map(int, message.get("uncopied", ())))
         tenant.ring()
 
     def _resumed(self, line: Line, guest: Guest, message: Message) -> None:

@@ -17,11 +17,17 @@ Digests = dict[str, tuple[FileRecord, ...]]
 
 
 class Digester:
-    """Digests by slot and save. ``following`` says which to take next, None: all are known; ``told`` hears of each."""
+    """Digests by slot and save. ``following`` says which to take next, None: all are known; ``told`` hears of each.
 
-    def __init__(self, following: Callable[[], Entry | None], told: Callable[[], None]) -> None:
+    ``damaged`` hears of slots whose tables are, and which must not be ``following`` again.
+    """
+
+    def __init__(
+        self, following: Callable[[], Entry | None], told: Callable[[], None], damaged: Callable[[Entry], None]
+    ) -> None:
         self._following = following
         self._told = told
+        self._damaged = damaged
         self._known: dict[tuple[int, int], Digests] = {}
         self._bell, self._end = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -56,8 +62,18 @@ class Digester:
             self._bell.clear()
             # An arena may be closed under our hands: nobody needs the digests then.
             with contextlib.suppress(ValueError, OSError, AttributeError):
-                while (entry := self._following()) is not None:
-                    self._take(entry, images(entry[0], entry[1], decode(entry[0].table(entry[1]))))
+                while not self._end.is_set() and (entry := self._following()) is not None:
+                    self._take_staged(entry)
+
+    def _take_staged(self, entry: Entry) -> None:
+        arena, slot, state = entry
+        try:
+            parts = images(arena, slot, decode(arena.table(slot)))
+        except ValueError:
+            if arena.state(slot) == state:  # else it was written over meanwhile, or the arena is closed
+                self._damaged(entry)
+            return
+        self._take(entry, parts)
 
     def _take(self, entry: Entry, parts: list[PartImage]) -> Digests:
         arena, slot, state = entry

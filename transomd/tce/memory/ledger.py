@@ -14,6 +14,7 @@ log = logging.getLogger("transom.tce")
 _UNCOPIED = 64
 """Steps whose copies are waited for; others are given up."""
 _HINT = "save less often, or let the policy be 'wait'"
+_ANEW = "it was saved anew"
 
 
 class NoRoom(CheckpointError):
@@ -39,6 +40,7 @@ class Ledger:
         self.schedule = schedule
         self._copies = copies
         self._uncopied: dict[int, SaveHandle] = {}
+        self._earlier: dict[int, list[SaveHandle]] = {}
 
     def add(self, handle: SaveHandle) -> None:
         """A step is in memory."""
@@ -48,10 +50,13 @@ class Ledger:
         elif not self._copies.due(handle.step):
             handle.never["replica"] = f"it stays in the memory of its own node; another one gets {self._copies.rule}"
         else:
+            self.not_copied(handle.step, _ANEW)
             self._uncopied[handle.step] = handle
             if len(self._uncopied) > _UNCOPIED:
-                self._uncopied.pop(next(iter(self._uncopied))).never["replica"] = "copies do not reach another node"
+                self.not_copied(next(iter(self._uncopied)), "copies do not reach another node")
         if self.due(handle.step):
+            if handle.step in self.handles:
+                self._earlier.setdefault(handle.step, []).append(self.handles[handle.step])
             self.handles[handle.step] = handle
             self.unwritten.add(handle.step)
         else:
@@ -63,8 +68,13 @@ class Ledger:
         return self.schedule.due(step) or step == self.resumed
 
     def staged(self) -> dict[str, Any]:
-        """What the keeper is told when something was staged."""
-        return {"skipped": self.skipped, "heard": self.heard, **self.schedule.told()}
+        """What the keeper is told when something was staged; it answers for what of ``uncopied`` it has no more."""
+        told = {"skipped": self.skipped, "heard": self.heard, "uncopied": list(self._uncopied)}
+        return {**told, **self.schedule.told()}
+
+    def awaits_copy(self, step: int) -> bool:
+        """Whether another node is to get this step, and has not got it yet."""
+        return step in self._uncopied
 
     def hear(self, told: Message) -> None:
         """Take in a piece of the keeper's news."""
@@ -85,6 +95,8 @@ class Ledger:
             self.complete(step)
         elif kind == "replicated":
             self._copied(step)
+        elif kind == "uncopied":
+            self.not_copied(step, str(told["why"]))
         elif kind == "skipped":
             self.skip(step, int(told["by"]))
             self.heard = max(self.heard, int(told.get("count", 0)))
@@ -102,30 +114,45 @@ class Ledger:
             else:
                 handle.never["replica"] = f"no other node has a copy; step {step} was copied in its place"
 
+    def not_copied(self, step: int, why: str) -> None:
+        """No other node will get this step."""
+        handle = self._uncopied.pop(step, None)
+        if handle is not None:
+            handle.never["replica"] = f"no other node has a copy, nor will have one: {why}"
+
+    def none_copied(self, why: str) -> None:
+        """Nothing is heard of copies any more."""
+        for step in list(self._uncopied):
+            self.not_copied(step, why)
+
     def complete(self, step: int) -> None:
         """A step is in storage, of all ranks."""
-        handle = self._take(step)
-        if handle is not None:
+        taken = self._take(step)
+        for handle in taken:
             handle.reached = True
+        if taken:
             log.info("step %d of epoch %d is complete", step, self._epoch)
 
     def fail(self, step: int, error: CheckpointError) -> None:
         """A step will never be in storage."""
-        handle = self._take(step)
-        if handle is not None:
+        taken = self._take(step)
+        for handle in taken:
             handle.error = error
+        if taken:
             self.failed += 1
             log.warning("step %d will not be complete: %s", step, error)
 
     def skip(self, step: int, by: int) -> None:
         """A step is not in storage because a newer one, ``by`` (-1: not known yet), took its place."""
-        handle = self._take(step)
-        if handle is not None:
+        taken = self._take(step)
+        if taken:
             self.skipped += 1
             newer = f"step {by}" if by >= 0 else "a newer one"
             told = f"step {step} was not written to storage, which is slower than the saves: {newer} took its place"
-            handle.error = CheckpointError(f"{told} {self._so_far()}", hint=_HINT)
-            log.warning("%s", handle.error)
+            error = CheckpointError(f"{told} {self._so_far()}", hint=_HINT)
+            for handle in taken:
+                handle.error = error
+            log.warning("%s", error)
 
     def no_room(self, step: int, slots: int) -> NoRoom:
         """A step cannot even be copied into memory."""
@@ -144,6 +171,8 @@ class Ledger:
         if step in self.handles:
             self.handles[step].problem = error
 
-    def _take(self, step: int) -> SaveHandle | None:
+    def _take(self, step: int) -> list[SaveHandle]:
+        """The handles of all saves of a step, of whom nothing more is to be told."""
         self.unwritten.discard(step)
-        return self.handles.pop(step, None)
+        handle = self.handles.pop(step, None)
+        return [*self._earlier.pop(step, []), handle] if handle else []

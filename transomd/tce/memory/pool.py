@@ -133,14 +133,21 @@ class Pool:
         """The slot whose loss matters least."""
         states = arena.states()
         newest = max((state.order for state in states if state.state == STAGED), default=None)
+        ledger = self._ledger
         free = [
-            (state.state == STAGED, state.seq > arena.settled(slot) and self._ledger.due(state.step), state.order, slot)
+            (
+                state.state == STAGED,
+                state.seq > arena.settled(slot) and ledger.due(state.step),
+                state.epoch == self._epoch and ledger.awaits_copy(state.step),
+                state.order,
+                slot,
+            )
             for slot, state in enumerate(states)
             if not (arena.used(slot) or self._is_open(arena, slot) or (state.state == STAGED and state.order == newest))
         ]
         if not free:
             return None
-        whole, wanted, _, slot = min(free)
+        whole, wanted, *_, slot = min(free)
         return None if whole and wanted and self._policy == "wait" else slot
 
     def _is_open(self, arena: Arena, slot: int) -> bool:

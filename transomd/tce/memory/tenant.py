@@ -57,7 +57,7 @@ class Tenant:
         self._visited = False
         self._pins = Pins()
         self._tell = partial(tell, self)
-        self._digester = Digester(self._to_digest, on_digests)
+        self._digester = Digester(self._to_digest, on_digests, self._damaged)
         self._persister = Persister(directory, rank, self.staged, self._digester, self._tell, cap)
 
     # --- the program --------------------------------------------------------------------------------------------
@@ -168,6 +168,24 @@ class Tenant:
             if (entry[2].epoch, entry[2].step) == (epoch, step):
                 self._bad.add((id(entry[0]), entry[2].seq))
                 self._persister.give_up(entry)
+                self._tell_uncopied(step, epoch, "it was damaged in memory")
+
+    def _damaged(self, entry: Entry) -> None:
+        self.quarantine(entry[2].epoch, entry[2].step)
+
+    def answer_for(self, uncopied: Iterable[int]) -> None:
+        """Tell the program which of these steps, of whose copies it has not heard, are here no more.
+
+        What was copied was told before: a slot that is being copied is written over by nobody.
+        """
+        owner = self._persister.orders.owner
+        epoch = owner.epoch if owner else 0
+        here = {state.step for _, _, state in self.staged() if state.epoch == epoch}
+        for step in set(uncopied) - here:
+            self._tell_uncopied(step, epoch, "newer saves took its place first")
+
+    def _tell_uncopied(self, step: int, epoch: int, why: str) -> None:
+        self._tell({"t": "uncopied", "step": step, "epoch": epoch, "why": why})
 
     def table(self, entry: Entry) -> Table:
         """What a slot says of itself; ValueError if it is damaged."""

@@ -217,6 +217,7 @@ class MemoryTier:
         error = CheckpointError(f"{self.writer.directory}: another start of this program has taken over")
         for step in list(self.ledger.handles):
             self.ledger.fail(step, error)
+        self.ledger.none_copied("another start of this program has taken over")
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -224,28 +225,28 @@ class MemoryTier:
         """Wait until what is staged is on the disk, and let go; with ``leave``, the memory may be given back then."""
         if self._lease.forked:
             return
+        end, others = time.monotonic() + timeout, False
+        while self._waits() and time.monotonic() < end:
+            if not (others or self.ledger.unwritten):
+                # This rank's share is there; the keeper goes on without us if other ranks take long.
+                others, end = True, min(end, time.monotonic() + _PEERS_S)
+            # Without the lock: other threads may wait for what is to become of a step, too.
+            self.pause(_LOOK_S)
         with self._lock:
-            self._drain(timeout)
+            self._listen()
+            if self.ledger.unwritten:
+                steps = ", ".join(map(str, sorted(self.ledger.unwritten)))
+                told = "steps %s are not on the disk after %.0f s; the keeper goes on. %s"
+                log.warning(told, steps, timeout, self.ledger.problem)
+            self.ledger.none_copied("the program has closed its checkpoints")
             self._lease.end(leave)
             self._pool.close()
 
-    def _drain(self, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        others_end: float | None = None
-        while self.ledger.handles and self._lease.connected and time.monotonic() < end:
+    def _waits(self) -> bool:
+        """Whether there is something that a keeper may still tell of."""
+        with self._lock:
             self._listen()
-            if not self.ledger.unwritten:
-                # This rank's share is there; the keeper goes on without us if other ranks take long.
-                others_end = others_end or time.monotonic() + _PEERS_S
-                if time.monotonic() > others_end:
-                    break
-            self.pause(_LOOK_S)
-        self._listen()
-        if self.ledger.unwritten:
-            steps = ", ".join(map(str, sorted(self.ledger.unwritten)))
-            log.warning(
-                "steps %s are not on the disk after %.0f s; the keeper goes on. %s", steps, timeout, self.ledger.problem
-            )
+            return bool(self.ledger.handles) and self._lease.connected
 
     def release(self) -> None:
         """Let go without waiting; what is staged is the keeper's."""

@@ -54,12 +54,14 @@ class Peer:
     """One end of a connection. Raises OSError (ConnectionError, TimeoutError); not safe for several threads.
 
     ``wanted`` is asked while the other side lets us wait: whether to break off (GaveWay). ``key`` is the connection's,
-    known to both sides and to nobody else, once they have met.
+    known to both sides and to nobody else, once they have met. ``wide``: whether the side that was called can add
+    streams to it; one of an earlier version does not say so. ``name`` is for people.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.wanted: Callable[[], bool] = never
-        self.key = ""
+        self.key = self.name = ""
+        self.wide = False
         self._socket = sock
         self._limit = STRANGERS_LIMIT
         sock.settimeout(LOOK_S)
@@ -69,6 +71,7 @@ class Peer:
     def dial(cls, address: tuple[str, int], token: str, timeout_s: float = TIMEOUT_S) -> Peer:
         """Call the keeper at ``address``, and see that it is of this job."""
         peer = cls(socket.create_connection(address, timeout_s))
+        peer.name = f"{address[0]}:{address[1]}"
         try:
             peer._greet(token)
         except BaseException:
@@ -83,12 +86,12 @@ class Peer:
         theirs = text(answer, "nonce")
         check(answer, _proof(token, "called", mine, theirs))
         self.send({"proof": _proof(token, "caller", mine, theirs)})
-        self._limit, self.key = LIMIT, mine + theirs
+        self._limit, self.key, self.wide = LIMIT, mine + theirs, answer.get("wide") is True
 
     def welcome(self, token: str) -> None:
         """The side that was called: see that the caller is of this job."""
         theirs, mine = text(self.receive(), "nonce"), secrets.token_hex(16)
-        self.send({"nonce": mine, "proof": _proof(token, "called", theirs, mine)})
+        self.send({"nonce": mine, "proof": _proof(token, "called", theirs, mine), "wide": True})
         check(self.receive(), _proof(token, "caller", theirs, mine))
         self._limit, self.key = LIMIT, theirs + mine
 

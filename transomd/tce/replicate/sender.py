@@ -160,7 +160,12 @@ class Sender:
         standing = partner.ranks[key]
         since = standing.left_since(state, time.monotonic())
         insist = time.monotonic() - since > INSIST_S
-        offer = offer_of(key[0], tenant, entry)
+        try:
+            offer = offer_of(key[0], tenant, entry)
+        except ConnectionError:
+            if quarantine_if_damaged(tenant, entry):
+                return  # else it would be chosen for ever, and nothing after it
+            raise
 
         def wanted() -> bool:
             # A partner that was lost may leave us waiting for its answer.

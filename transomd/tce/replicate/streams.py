@@ -6,16 +6,22 @@ The side that called opens the others, and each names the first one by what both
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from transomd.tce.replicate.peer import CHUNK, Peer
 
+log = logging.getLogger("transom.tce.keeper")
+
 STREAMS = 4
 WIDE = 2 * STREAMS * CHUNK
 """Bytes from which on a step is worth more than one stream."""
+AGAIN_S = 300.0
+"""How soon streams that could not be opened are tried again."""
 YES = {"t": "yes"}
 Found = TypeVar("Found")
 
@@ -27,25 +33,39 @@ class Streams:
         self.first = first
         self._all = [first]
         self._leads = False
+        self._again_at = 0.0
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
     def lead(self) -> None:
         """The side that called: have the other side know the first one, before it is asked for anything else."""
-        if not self._leads:
+        if self.first.wide and not self._leads:
             _agree(self.first, {"t": "lead"})
             self._leads = True
 
     def widen(self, call: Callable[[], Peer]) -> None:
-        """The side that called, once it leads: open the other streams, unless they are there. Raises OSError."""
-        while len(self._all) < STREAMS:
-            side = call()
+        """The side that called, after ``lead``: open the other streams, unless they are there.
+
+        What cannot be opened is done without, which is told once, and tried again after a while.
+        """
+        while len(self._all) < STREAMS and time.monotonic() >= self._again_at:
             try:
-                _agree(side, {"t": "join", "key": self.first.key})
-            except BaseException:
-                side.close()
-                raise
-            self._all.append(side)
+                self._all.append(self._side(call))
+            except OSError as error:
+                told = log.debug if self._again_at else log.warning
+                told("only %d of %d streams to %s: %s", len(self._all), STREAMS, self.first.name, error)
+                self._again_at = time.monotonic() + AGAIN_S
+
+    def _side(self, call: Callable[[], Peer]) -> Peer:
+        if not self._leads:
+            raise ConnectionError("its keeper is of an earlier version")
+        side = call()
+        try:
+            _agree(side, {"t": "join", "key": self.first.key})
+        except BaseException:
+            side.close()
+            raise
+        return side
 
     def join(self, side: Peer) -> None:
         """The side that was called: add a stream, and wait until all of them are closed. Raises OSError."""

@@ -1,0 +1,129 @@
+"""Whoever waits for a stage hears at once when it is known that the step will not get there, and in its time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tce_keepers import arena_of, keeper_of, newest_slot, own_place, stop, wait_for
+from tce_nodes import Node, nodes, on, pair
+
+from transomd.tce import CheckpointEngine, CheckpointError
+from transomd.tce.handle import SaveHandle
+from transomd.tce.memory.ledger import Ledger
+from transomd.tce.schedule import Fixed
+
+NEVER = 1_000_000
+"""Storage gets no step."""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with own_place(killed=True) as folder:
+        yield folder
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"x": torch.full((5000,), float(step)), "step": step}
+
+
+def saver(directory: Path, **settings: Any) -> CheckpointEngine:
+    return CheckpointEngine(directory, **{"rank": 0, "world_size": 1, "epoch": 1, "storage_every": NEVER, **settings})
+
+
+@contextmanager
+def silent(node: Node) -> Iterator[socket.socket]:
+    """A partner of the node that takes calls, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        node.ask(op="peers", epoch=1, me=node.name, partner="mute", keepers={"mute": [*server.getsockname(), []]})
+        yield server
+
+
+def test_a_wait_ends_in_its_time_though_another_thread_closes_the_engine(directory: Path) -> None:
+    engine = CheckpointEngine(directory)
+    engine.save(1, state_of(1)).wait(timeout=60)
+    pid = keeper_of(directory)
+    stop(pid)
+    handle = engine.save(2, state_of(2))
+    closing = threading.Thread(target=engine.close, args=(60,))
+    closing.start()
+    try:
+        with pytest.raises(TimeoutError):
+            handle.wait(timeout=0.1)
+        assert closing.is_alive()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        closing.join(90)
+    assert handle.done()
+
+
+def test_a_step_that_newer_saves_took_the_place_of_is_waited_for_no_more(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,), silent(n1):
+        on(n1)
+        engine = saver(directory)
+        first, *_, last = [engine.save(step, state_of(step)) for step in range(1, 8)]
+        with pytest.raises(CheckpointError, match="nor will have one: newer saves took its place"):
+            first.wait("replica", timeout=120)
+        with pytest.raises(TimeoutError):
+            last.wait("replica", timeout=0.1)
+        engine.close(0)
+        with pytest.raises(CheckpointError, match="has closed its checkpoints"):
+            last.wait("replica", timeout=0)
+
+
+@pytest.mark.parametrize("where", ["data", "table"])
+def test_a_step_that_was_damaged_in_memory_is_waited_for_no_more_and_the_next_one_is_copied(
+    directory: Path, where: str
+) -> None:
+    with nodes(directory.parent, 2) as (n1, n2):
+        on(n1)
+        with silent(n1) as mute:
+            engine = saver(directory)
+            handle = engine.save(1, state_of(1))
+            call, _ = mute.accept()  # its digests are known by now
+            arena = arena_of(engine._memory)
+            slot = newest_slot(arena)
+            state = arena.state(slot)
+            arena.image(slot)[state.table_offset + 9 if where == "table" else state.table_offset // 2] ^= 1
+            pair([n1, n2], {"n1": "n2"})
+            call.close()
+        with pytest.raises(CheckpointError, match="nor will have one: it was damaged in memory"):
+            handle.wait("replica", timeout=120)
+        engine.save(2, state_of(2)).wait("replica", timeout=120)
+        assert n2.copies() == [2]
+        engine.close(0)
+
+
+def test_who_was_superseded_by_another_start_waits_for_no_copy(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,), silent(n1):
+        on(n1)
+        engine = saver(directory)
+        handle = engine.save(1, state_of(1))
+        later = saver(directory, epoch=2)
+        later.save(2, state_of(2))
+        with pytest.raises(CheckpointError, match="another start of this program has taken over"):
+            handle.wait("replica", timeout=120)
+        later.close(0)
+        engine.close(0)
+
+
+def test_all_saves_of_one_step_are_told_of_it() -> None:
+    ledger = Ledger(1, Fixed(1), Fixed(1))
+    first, second = SaveHandle(5, lambda: False), SaveHandle(5, lambda: False)
+    for handle in (first, second):
+        ledger.add(handle)
+    with pytest.raises(CheckpointError, match="it was saved anew"):
+        first.wait("replica", timeout=0)
+    ledger.hear({"t": "replicated", "step": 5, "epoch": 1})
+    ledger.hear({"t": "complete", "step": 5, "epoch": 1})
+    second.wait("replica", timeout=0)
+    assert wait_for(lambda: first.done() and second.done())
