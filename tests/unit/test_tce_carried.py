@@ -120,29 +120,29 @@ def place(name: str, ranks: tuple[int, ...], stored: bool) -> Place:
 
 
 @pytest.mark.parametrize(
-    ("rank", "local_rank", "names"),
+    ("rank", "before", "names"),
     [
-        (0, 0, {"own": True, "all": True, "some": True}),
-        (2, 0, {"own": True, "all": False, "some": False}),
-        (2, 1, {"own": True, "all": False, "some": False}),
-        (2, 2, {"own": True}),
+        (0, (), {"own": True, "all": True, "some": True}),
+        (2, (), {"own": True, "all": False, "some": False}),
+        (2, (1,), {"own": True, "all": False, "some": False}),
+        (2, (0, 1), {"own": True}),
     ],
 )
-def test_a_rank_carries_over_what_it_would_stage(rank: int, local_rank: int, names: dict[str, bool]) -> None:
+def test_a_rank_carries_over_what_it_would_stage(rank: int, before: tuple[int, ...], names: dict[str, bool]) -> None:
     """Rank 2 has ranks 0 and 1 on its node, or rank 1 alone, or neither."""
     held = [
         (place("own", (rank,), False), memoryview(b"")),
         (place("all", (0, 2, 3), True), memoryview(b"")),
         (place("some", (0, 2), False), memoryview(b"")),
     ]
-    parts = share(held, rank, local_rank)
+    parts = share(held, rank, before)
     assert {each.name: each.stored for each, _ in parts} == names
 
 
 def test_parts_of_two_slots_are_laid_side_by_side_and_copied() -> None:
     first, second = (bytearray([number]) * 16384 for number in (1, 2))
     parts = share(
-        [(place("own", (0,), True), memoryview(first)), (place("all", (0, 1), True), memoryview(second))], 0, 0
+        [(place("own", (0,), True), memoryview(first)), (place("all", (0, 1), True), memoryview(second))], 0, ()
     )
     table = lay_out(parts, 0, 2, ("own", "all"))
     assert [(each.tensors_at, each.rest_at) for each in table.places] == [(0, 8192), (12288, 20480)]

@@ -18,6 +18,7 @@ from tce_nodes import nodes, on, pair
 
 from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.catalogue import list_checkpoints, load_parts, verify
+from transomd.tce.environment import before_on_node
 from transomd.tce.groups import Groups, first_of_node
 from transomd.tce.manifest import read_step_manifest
 from transomd.tce.memory.link import call, hello
@@ -67,19 +68,61 @@ def is_right(state: dict[str, Any], step: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rank", "local_rank", "first"),
+    ("ranks", "before", "first"),
     [
-        ((0, 1, 2, 3), 0, 0, True),
-        ((0, 1, 2, 3), 2, 0, True),
-        ((0, 1, 2, 3), 3, 1, False),
-        ((1, 3), 3, 1, True),
-        ((1, 3), 3, 3, False),
-        ((0, 5), 5, 3, True),
-        ((2,), 2, 2, True),
+        ((0, 1, 2, 3), (), True),
+        ((0, 1, 2, 3), (2,), False),
+        ((1, 3), (2,), True),
+        ((1, 3), (0, 1, 2), False),
+        ((0, 5), (2, 3, 4), True),
+        ((2,), (0, 1), True),
+        # Dealt out in turn to two nodes.
+        ((0, 2), (0,), False),
+        ((2, 3), (1,), True),
     ],
 )
-def test_the_first_of_a_group_on_a_node(ranks: tuple[int, ...], rank: int, local_rank: int, first: bool) -> None:
-    assert first_of_node(ranks, rank, local_rank) is first
+def test_the_first_of_a_group_on_a_node(ranks: tuple[int, ...], before: tuple[int, ...], first: bool) -> None:
+    assert first_of_node(ranks, before) is first
+
+
+@pytest.mark.parametrize(
+    ("rank", "environ", "before"),
+    [
+        (3, {"LOCAL_RANK": "1"}, (2,)),
+        (3, {}, ()),
+        (1, {"LOCAL_RANK": "3"}, (0,)),
+        # srun --distribution=cyclic over two nodes
+        (3, {"LOCAL_RANK": "1", "SLURM_PROCID": "3", "SLURM_GTIDS": "1,3"}, (1,)),
+        (5, {"SLURM_PROCID": "5", "SLURM_GTIDS": "1,3,5"}, (1, 3)),
+        # torchrun in a task of Slurm's
+        (1, {"LOCAL_RANK": "1", "SLURM_PROCID": "1", "SLURM_GTIDS": "1"}, (0,)),
+        (9, {"LOCAL_RANK": "1", "SLURM_PROCID": "1", "SLURM_GTIDS": "1"}, (8,)),
+    ],
+)
+def test_the_ranks_of_the_node_that_come_before(rank: int, environ: dict[str, str], before: tuple[int, ...]) -> None:
+    assert before_on_node(rank, environ) == before
+
+
+def test_ranks_that_slurm_deals_out_in_turn_hold_each_part_once_a_node(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks 0 and 2, which have one half, are on one node, and 1 and 3 on the other."""
+    with nodes(directory.parent, 2) as found:
+        engines = []
+        for rank in range(4):
+            on(found[rank % 2])
+            for name, value in {"LOCAL_RANK": rank // 2, "SLURM_PROCID": rank}.items():
+                monkeypatch.setenv(name, str(value))
+            monkeypatch.setenv("SLURM_GTIDS", ("0,2", "1,3")[rank % 2])
+            engines.append(engine_of(directory, rank, storage_every=NEVER))
+            engines[-1].save(1, state_of(1, rank))
+        halves = [Groups({"k": ranks}, ranks[0], 4).name_of("k") for ranks in PAIRS]
+        for number, node in enumerate(found):
+            on(node)
+            own = [f"rank-{rank:05d}" for rank in (number, number + 2)]
+            assert held(directory, number) == sorted([*own, halves[number], "replica-00000"])
+        for engine in engines:
+            engine.close(0)
 
 
 def test_groups_with_the_same_first_rank_have_different_parts_and_all_their_ranks_say_which() -> None:

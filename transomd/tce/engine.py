@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from transomd.tce import restore
-from transomd.tce.environment import at_least, from_environment, local_rank, place
+from transomd.tce.environment import at_least, before_on_node, from_environment, place
 from transomd.tce.errors import CheckpointError
 from transomd.tce.groups import Groups, Replicated, first_of_node
 from transomd.tce.handle import SaveHandle
@@ -82,7 +82,8 @@ class CheckpointEngine:
         every = Every(every_of(storage_every), at_least(replica_every, 1, "replica_every"))
         self.resumed_from = ""
         self._saved = self._failures = 0
-        self._groups, self._local_rank = Groups(replicated, self.rank, self.world_size), local_rank()
+        self._groups = Groups(replicated, self.rank, self.world_size)
+        self._before = before_on_node(self.rank)
         link = self._call_keeper(memory, when_full)
         try:
             self.epoch, self._token = begin(self.directory, self.world_size, epoch, link.newest_epoch if link else 0)
@@ -185,7 +186,7 @@ class CheckpointEngine:
     def _carry_over(self, found: restore.Found, memory: Recall | None) -> None:
         """Have this start bring to storage what it loaded from memory alone."""
         if self._memory is not None and memory is not None and found.memory_only and not memory.owned:
-            carry_over(self._memory, found, memory, self._local_rank)
+            carry_over(self._memory, found, memory, self._before)
 
     def _resumed(self, found: restore.Found, memory: Recall | None) -> None:
         self._completion.resume_source = found.folder
@@ -249,7 +250,7 @@ class CheckpointEngine:
             ranks = self._groups.ranks(name)
             stored = ranks[0] == self.rank
             # In memory there is one copy a node; storage gets the first rank's.
-            if stored or (self._memory is not None and first_of_node(ranks, self.rank, self._local_rank)):
+            if stored or (self._memory is not None and first_of_node(ranks, self._before)):
                 payloads.append((plan(name, ranks, parts[name]), stored))
         return payloads, tuple(sorted(parts))
 

@@ -29,9 +29,20 @@ def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return rank, world_size
 
 
-def local_rank(environ: Mapping[str, str] = os.environ) -> int:
-    """How many ranks of this node come before this one, as LOCAL_RANK says; without it, none."""
-    return whole_number(environ, "LOCAL_RANK") or 0
+def before_on_node(rank: int, environ: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+    """The ranks of this node that come before this one.
+
+    Where the ranks are Slurm's, it lists those of the node (SLURM_GTIDS, srun(1)), which may be dealt out in turn.
+    Else LOCAL_RANK says how many they are, and they follow each other, as torchrun numbers them; without it, none.
+    """
+    count = whole_number(environ, "LOCAL_RANK")
+    if environ.get("SLURM_PROCID") == str(rank):
+        listed = {int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()}
+        before = tuple(sorted(task for task in listed if task < rank))
+        # A launcher in a task of Slurm's may number its own ranks by chance alike.
+        if rank in listed and count in (None, len(before)):
+            return before
+    return tuple(range(max(0, rank - (count or 0)), rank))
 
 
 def from_environment(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,12 +21,12 @@ Replicated = Iterable[str] | bool | Mapping[str, Any]
 """Names of top-level keys, True for all, or for each key the ranks (or their process group) that hold the same."""
 
 
-def first_of_node(ranks: Ranks, rank: int, local_rank: int) -> bool:
-    """Whether ``rank``, one of ``ranks`` (in their order), is the first of them on its node.
+def first_of_node(ranks: Ranks, before: Ranks) -> bool:
+    """Whether a rank, one of ``ranks`` (in their order), is the first of them on its node.
 
-    The ranks of a node follow each other, as torchrun and Slurm number them.
+    ``before``: the ranks of the node that come before it.
     """
-    return ranks[bisect_left(ranks, rank - local_rank)] == rank
+    return not any(ranks[at : at + 1] == (rank,) for rank in before for at in (bisect_left(ranks, rank),))
 
 
 class Groups:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from transomd.tce.groups import first_of_node
+from transomd.tce.groups import Ranks, first_of_node
 from transomd.tce.memory.ledger import NoRoom
 from transomd.tce.memory.table import Place, Table, aligned
 from transomd.tce.memory.tier import MemoryTier
@@ -21,12 +21,15 @@ Share = Sequence[tuple[Place, memoryview]]
 """Parts, and the slots in which they are at present."""
 
 
-def share(held: Iterable[tuple[Place, memoryview]], rank: int, local_rank: int) -> Share:
-    """What of it the rank would stage itself: what is its own, and for its node what several ranks hold alike."""
+def share(held: Iterable[tuple[Place, memoryview]], rank: int, before: Ranks) -> Share:
+    """What of it the rank would stage itself: what is its own, and for its node what several ranks hold alike.
+
+    ``before``: the ranks of its node that come before it.
+    """
     return [
         (replace(place, stored=place.ranks[0] == rank), memory)
         for place, memory in held
-        if place.ranks[0] == rank or first_of_node(place.ranks, rank, local_rank)
+        if place.ranks[0] == rank or first_of_node(place.ranks, before)
     ]
 
 
@@ -62,7 +65,7 @@ def restage(tier: MemoryTier, step: int, parts: Share, needs: tuple[str, ...]) -
         tier.drop(opened)
 
 
-def carry_over(tier: MemoryTier, found: Found, recall: Recall, local_rank: int) -> None:
+def carry_over(tier: MemoryTier, found: Found, recall: Recall, before: Ranks) -> None:
     """Make the tier's own what memory alone gave, while ``recall`` holds it, so that this start stores it.
 
     It is copied from another place than the rank's memory, and from memory that had become too small.
@@ -73,6 +76,6 @@ def carry_over(tier: MemoryTier, found: Found, recall: Recall, local_rank: int) 
         if recall.own(epoch, step) and tier.adopt(step, epoch):
             return
         held = recall.held()
-        restage(tier, step, share(held, tier.writer.rank, local_rank), tuple(place.name for place, _ in held))
+        restage(tier, step, share(held, tier.writer.rank, before), tuple(place.name for place, _ in held))
     except (OSError, MemoryError, NoRoom) as error:
         log.warning("step %d, which was loaded, is not brought to storage: %s", step, error)
