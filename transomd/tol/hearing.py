@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from transom_slurm.types import SlurmJob
+
 from transomd.settings import Settings
-from transomd.tol.facts import suspended
-from transomd.tol.view import JobView, SlurmView
+from transomd.tol.facts import ended, suspended
+from transomd.tol.view import Absence, JobView, SlurmView
 from transomd.words import JobState
 
 log = logging.getLogger("transom.loop")
@@ -58,12 +60,20 @@ class Hearing:
         now = self._clock()
         return {i: replace(view, report_at=now) if i in still else view for i, view in views.items()}
 
-    def count(self, views: Iterable[JobView], settings: Settings) -> None:
+    def count(self, views: Iterable[JobView], slurm: SlurmView, settings: Settings) -> None:
         """Find out anew whether this daemon is deaf."""
         limit = self._clock() - settings.watch.launcher_silence_s
-        heard = [view.report_at for view in views if view.state in (JobState.RUNNING, JobState.RECOVERING)]
+        heard = [view.report_at for view in views if _may_speak(view, slurm)]
         silent = sum(1 for at in heard if at < limit)
         deaf = silent >= MANY and silent * 2 > len(heard)
         if deaf and not self.deaf:
             log.error("%d of %d launchers are silent: can nodes reach transomd? They are let be", silent, len(heard))
         self.deaf = deaf
+
+
+def _may_speak(view: JobView, slurm: SlurmView) -> bool:
+    """Whether the job is to have a launcher: between two attempts, which may be long, there is none."""
+    if view.state is not JobState.RECOVERING:
+        return view.state is JobState.RUNNING
+    job = slurm.job(view.attempt)
+    return not ended(job) if isinstance(job, SlurmJob) else job is Absence.UNKNOWN

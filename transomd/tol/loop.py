@@ -187,8 +187,9 @@ class Operator:
         await self._observer.look([v.attempt for v in self._docket.views.values() if v.attempts])
         self._watcher.looked(self._observer.world().slurm, self._clock())
         self._observer.news()
-        self._docket.views = self._hearing.while_suspended(self._docket.views, self._observer.world().slurm)
-        self._hearing.count(self._docket.views.values(), self._settings)
+        slurm = self._observer.world().slurm
+        self._docket.views = self._hearing.while_suspended(self._docket.views, slurm)
+        self._hearing.count(self._docket.views.values(), slurm, self._settings)
         async with self._lock:
             await self._record_lifted(self._observer.world().slurm)
             written = await self._docket.settle_all(list(self._docket.views))
