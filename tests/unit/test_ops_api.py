@@ -11,12 +11,13 @@ import pytest
 from aiohttp import web
 from tol_world import SimWorld, quick_settings
 from transom_sql.records import Event, Incident, Intent, Job, Launch
-from transom_sql.store import Change
+from transom_sql.store import Change, Latest
 
 from transomd.api.client import Client
 from transomd.api.history import lemons
 from transomd.api.incidents import incident_detail
 from transomd.api.server import Api
+from transomd.api.views import job_line
 from transomd.settings import Settings
 from transomd.tol.watchers import Watcher
 from transomd.words import JobState
@@ -92,6 +93,13 @@ async def test_listing_reads_as_often_for_forty_jobs_as_for_two(
     assert (first["nodes"], first["spares"], first["workdir"], first["checkpoint_dir"]) == (["n1"], ["n2"], "/w", "/c")
     assert first["incident"]["evidence"] == [], "a list of many jobs stays small"
     assert first["restarts"] == 0
+
+
+async def test_nodes_that_are_still_being_checked_are_not_called_spare(world: SimWorld) -> None:
+    some_jobs(world, 1, JobState.CHECKING)
+    (job,) = world.store.jobs()
+    told = job_line(job, Latest(attempt=attempt(job.id)))
+    assert (told["nodes"], told["spares"]) == (["n1", "n2"], [])
 
 
 async def test_nodes_are_told_as_they_were_while_slurm_is_silent(world: SimWorld, client: Client) -> None:

@@ -38,8 +38,8 @@ def job_line(job: Job, latest: Latest, withheld: str = "") -> dict[str, Any]:
     over = attempt is not None and attempt.ended_at is not None
     held = list(attempt.nodes) if attempt and not over else []
     nodes = list(current.nodes) if current and attempt and current.attempt == attempt.number else []
-    # Of a launch that nobody heard of, as while the daemon was away, only Slurm knows where it was.
-    nodes = list(attempt.nodes) if attempt and over and not nodes else nodes
+    # Before a launch which of them will be spare is not known; where one was that nobody heard of, only Slurm knows.
+    nodes = list(attempt.nodes) if attempt and not nodes else nodes
     return {
         "id": job.id,
         "name": job.name,
