@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,22 @@ def test_the_newest_complete_one_cannot_be_removed(folder: Path) -> None:
     assert transom("ckpt", "gc", str(folder), "--keep", "1").returncode == 0
     assert transom("ckpt", "gc", str(folder), "--keep", "1").stdout == "removed 0 checkpoints, 0 B\n"
     assert steps(folder) == [11]
+
+
+def test_what_a_killed_import_left_goes_once_it_is_a_day_old(folder: Path) -> None:
+    old, going_on = folder / ".import.killed.tmp", folder / ".import.writes.tmp"
+    for place in (old, going_on):
+        (place / "step").mkdir(parents=True)
+        (place / "step" / "state.safetensors").write_text("half")
+        for path in (place / "step" / "state.safetensors", place / "step", place):
+            os.utime(path, (1.0, 1.0))
+    (going_on / "step" / "state.safetensors").write_text("half, and more")
+    told = json.loads(transom("ckpt", "gc", str(folder), "--dry-run", "--json").stdout)["imports"]
+    assert told == [{"path": str(old), "removed": False}]
+    assert old.exists()
+    done = transom("ckpt", "gc", str(folder))
+    assert "removed .import.killed.tmp: an import that was killed\n" in done.stdout
+    assert (old.exists(), going_on.exists()) == (False, True)
 
 
 def test_the_last_good_one_stays_where_the_newest_is_damaged(folder: Path) -> None:

@@ -14,6 +14,10 @@ from transomd.tce.files import sync_folder
 from transomd.tce.manifest import MANIFEST
 
 log = logging.getLogger("transom.tce")
+IMPORTING = ".import.", ".tmp"
+"""How the name of a folder begins and ends that an import fills beside the checkpoints."""
+ABANDONED_S = 86_400.0
+"""An import in whose folder nothing has changed for so long was killed."""
 
 
 def surplus(checkpoints: Sequence[Checkpoint], keep: int, protected: Collection[Path], epoch: int) -> list[Path]:
@@ -47,6 +51,21 @@ def without_manifest(folder: Path) -> bool:
         return True
     except OSError:
         return False
+
+
+def abandoned_imports(directory: Path, now: float) -> list[Path]:
+    """Folders of imports that were killed, in order. Raises OSError if ``directory`` cannot be read."""
+    head, tail = IMPORTING
+    folders = [directory / name for name in sorted(os.listdir(directory)) if name.startswith(head)]
+    return [path for path in folders if path.name.endswith(tail) and now - _changed_at(path, now) > ABANDONED_S]
+
+
+def _changed_at(folder: Path, now: float) -> float:
+    """When something in it was last changed; ``now`` where that cannot be found out."""
+    try:
+        return max(os.lstat(path).st_mtime for path in (folder, *folder.rglob("*")))
+    except OSError:
+        return now
 
 
 def remove_checkpoint(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def gc_command(where: str, keep: int, dry_run: bool, as_json: bool) -> int:
     What cannot be complete any more: folders without a manifest that are older
     than a complete one, or that were written by a start of the program which a
     newer one has taken over from. Damaged ones stay, for you to look at.
+    What an import that was killed has left goes once it is a day old.
 
     \b
     Examples:
@@ -53,16 +55,18 @@ def gc_command(where: str, keep: int, dry_run: bool, as_json: bool) -> int:
     if surplus and not needed:
         _check_one_is_good([item for item in found if item.complete and item not in surplus], where)
     going = sorted([*([] if needed else surplus), *unfinished], key=lambda item: item.order)
+    imports = retention.abandoned_imports(folder, time.time())
     with working("removing checkpoints"):
-        left = [] if dry_run else [item for item in going if not _removed(item)]
-    _tell(going, left, dry_run, as_json)
+        left = [] if dry_run else [item for item in going if not _removed(item.path)]
+        kept = [] if dry_run else [path for path in imports if not _removed(path)]
+    _tell(going, left, dry_run, as_json, [(path, path in kept) for path in imports])
     if needed:
         raise RefusedError(
             f"removing complete checkpoints in {folder}: start {epoch} of the program may go on from any of them, "
             "as it has completed none yet",
             hint="the same again once it has; if it never will, name the job that has ended instead of its folder",
         )
-    return ExitCode.ERROR if left else ExitCode.OK
+    return ExitCode.ERROR if left or kept else ExitCode.OK
 
 
 def _may_be_resumed_from(found: Sequence[Checkpoint], epoch: int) -> bool:
@@ -90,12 +94,19 @@ def _check_one_is_good(staying: Sequence[Checkpoint], where: str) -> None:
     )
 
 
-def _removed(item: Checkpoint) -> bool:
-    retention.remove_checkpoint(item.path)
-    return not Path(item.path).exists()
+def _removed(path: Path) -> bool:
+    retention.remove_checkpoint(path)
+    return not path.exists()
 
 
-def _tell(going: Sequence[Checkpoint], left: Sequence[Checkpoint], dry_run: bool, as_json: bool) -> None:
+def _tell(
+    going: Sequence[Checkpoint],
+    left: Sequence[Checkpoint],
+    dry_run: bool,
+    as_json: bool,
+    imports: Sequence[tuple[Path, bool]],
+) -> None:
+    """``imports``: folders of imports that were killed, and of each whether it should have gone and is still there."""
     if as_json:
         told = [
             {
@@ -107,13 +118,16 @@ def _tell(going: Sequence[Checkpoint], left: Sequence[Checkpoint], dry_run: bool
             }
             for i in going
         ]
-        print(json.dumps({"dry_run": dry_run, "checkpoints": told}, indent=2))
+        others = [{"path": str(path), "removed": not (dry_run or stays)} for path, stays in imports]
+        print(json.dumps({"dry_run": dry_run, "checkpoints": told, "imports": others}, indent=2))
         return
     verb = "would remove" if dry_run else "removed"
     for item in going:
         kind = "complete" if item.complete else "incomplete"
         word = "could not remove" if item in left else verb
         print(f"{word} step {item.step} epoch {item.epoch}: {kind}, {size(item.bytes)}")
+    for path, stays in imports:
+        print(f"{'could not remove' if stays else verb} {path.name}: an import that was killed")
     freed = sum(item.bytes for item in going if item not in left)
     count = len(going) - len(left)
     print(f"{verb} {count} checkpoint{'' if count == 1 else 's'}, {size(freed)}")

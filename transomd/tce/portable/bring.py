@@ -22,6 +22,7 @@ from transomd.tce.files import make_folder, sync_folder
 from transomd.tce.manifest import step_folder
 from transomd.tce.portable.nest import HINT, assemble, nested, refusal, value_of
 from transomd.tce.portable.pickles import Piece, read_metadata
+from transomd.tce.retention import IMPORTING
 
 EPOCH = 0
 """Imports are older than every start of a program."""
@@ -62,7 +63,7 @@ def _beside(directory: Path) -> Iterator[Path]:
     try:
         try:
             make_folder(directory)
-            place = tempfile.mkdtemp(prefix=".import.", suffix=".tmp", dir=directory)
+            place = tempfile.mkdtemp(prefix=IMPORTING[0], suffix=IMPORTING[1], dir=directory)
         except OSError as error:
             raise storage_error("importing a checkpoint", error, directory, 0) from error
         yield Path(place)
