@@ -515,6 +515,7 @@ def test_a_missing_library_on_one_node_of_a_job_that_has_run_is_that_nodes_mount
     assert judge(everywhere, [lost]).action is Action.STOP
 
 
+DURING = "\n\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):"
 NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-00017.tar'"
 
 
@@ -533,9 +534,7 @@ def test_a_missing_file_on_one_node_of_a_job_that_has_run_may_be_that_nodes_moun
 
 
 def test_a_missing_file_that_the_program_made_up_for_is_no_cause_of_what_it_raised_then() -> None:
-    chain = (
-        "\n\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):"
-    )
+    chain = DURING
     caught = raised(f"{NO_FILE}{chain}\n  File \"train.py\", line 12, in <module>\nKeyError: 'labels'", 2)
     verdict = judge(caught, has_run=True)
     assert (verdict.action, verdict.blame, verdict.evidence[0].signature) == (
@@ -543,6 +542,33 @@ def test_a_missing_file_that_the_program_made_up_for_is_no_cause_of_what_it_rais
         Blame.PROGRAM,
         "PY-EXCEPTION",
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "signature"),
+    [
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "CUDA-ECC"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "CUDA-OOM"),
+    ],
+)
+def test_a_dump_that_finds_no_folder_hides_no_cause(first: str, signature: str) -> None:
+    told = raised(f'{first}{DURING}\n  File "train.py", line 12, in <module>\n{NO_FILE}', 2)
+    assert judge(told, has_run=True).evidence[0].signature == signature
+
+
+def test_a_missing_file_that_was_made_up_for_hides_no_other() -> None:
+    """Nor is a line that merely speaks of one taken for the end of a rank."""
+    matcher = Matcher()
+
+    def lines(text: str, now: float) -> list[str]:
+        found = matcher.feed(Chunk(file="rank-00000.log", data=text.encode(), rank=0), now)
+        return [one.signature for one in [*found, *matcher.finish()]]
+
+    assert lines(f"WARNING cache miss: {NO_FILE}, falling back\n", 100.0) == []
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+    assert lines(f"{trace}FileNotFoundError: [Errno 2] No such file or directory: '/cache/a'\n", 100.0) == ["PY-NOFILE"]
+    assert lines(f"{trace}{NO_FILE}\n", 9000.0) == ["PY-NOFILE"]
+    assert [one.at for one in matcher.evidence()] == [100.0, 9000.0]
 
 
 @pytest.mark.parametrize(

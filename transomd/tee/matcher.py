@@ -22,6 +22,9 @@ MAX_OPEN = 64
 """Most tracebacks that are put together at one time in one file."""
 
 _EXPECTED = ("PY-NOFILE",)
+"""Exceptions that a program may expect and make up for."""
+_OF_MANY = ("PY-EXCEPTION", *_EXPECTED)
+"""Signatures that stand for different faults: one that was made up for must not hide a later one."""
 _SHAPES = 8192
 _LONGEST_SHAPE = 512
 _BEFORE = 1024
@@ -226,17 +229,16 @@ class Matcher:
     def _classify(self, exceptions: list[str]) -> tuple[Signature, re.Match[str] | None]:
         """Class an exception by the inner text of its chain: first a known root cause, then a victim's words.
 
-        What a program may expect and make up for is no cause of what it raises afterwards.
+        What a program may expect and make up for is no cause of what it raises afterwards, and what fails only while
+        another failure is dealt with is none of that.
         """
-        last = self._catalogue.find(exceptions[-1])
-        if last and last[0].id in _EXPECTED:
-            return last
         hits = [hit for hit in map(self._catalogue.find, exceptions) if hit]
         found = [hit for hit in hits if hit[0].id not in ("PY-GENERIC", *_EXPECTED)]
         roots = [hit for hit in found if hit[0].role is Role.ROOT]
-        if roots:
-            return roots[0]
-        return found[0] if found else (EXCEPTION, None)
+        if roots or found:
+            return (roots or found)[0]
+        last = self._catalogue.find(exceptions[-1])
+        return last if last and last[0].id in _EXPECTED else (EXCEPTION, None)
 
 
 def _time(line: bytes, now: float) -> float | None:
@@ -250,5 +252,5 @@ def _whole(printer: Printer, chunk: Chunk) -> Printer:
 
 
 def _key(found: Evidence) -> tuple[object, ...]:
-    shape = _NUMBERS.sub("#", found.text.partition("\n")[0]) if found.signature == "PY-EXCEPTION" else ""
+    shape = _NUMBERS.sub("#", found.text.partition("\n")[0]) if found.signature in _OF_MANY else ""
     return (found.file, found.signature, found.node, found.rank, found.peer_nodes, found.peer_ranks, found.role, shape)
