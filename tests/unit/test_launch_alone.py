@@ -206,9 +206,9 @@ async def test_a_restart_for_which_there_are_no_nodes_spends_nothing_of_the_gran
 
 def test_progress_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path, daemon: Daemon) -> None:
     made, _ = launcher(tmp_path, daemon, Clock(), Watch(stall_after_s=5, first_step_after_s=10))
-    progress = made.runs.progress()
-    assert progress.stalled(time.monotonic()) is None
-    assert progress.stalled(time.monotonic() + 11) is not None
+    progress = made.runs._progress(100.0)
+    assert progress.stalled(109.0) is None
+    assert progress.stalled(111.0) is not None
 
 
 @pytest.mark.parametrize(

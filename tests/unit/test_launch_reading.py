@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from transomd.api.wire import LaunchOrder, LaunchReport
+from transomd.launch.aside import Aside
 from transomd.launch.awake import Awake
 from transomd.launch.launcher import Launcher
 from transomd.launch.options import Options, Watch
-from transomd.launch.reading import Reading
+from transomd.launch.reading import Reading, Sighted
 from transomd.launch.rundir import RunDir
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
@@ -40,35 +43,73 @@ def clock() -> list[float]:
     return [0.0]
 
 
-def logs_of(path: Path, clock: list[float]) -> DeadStore:
+def reading_of(path: Path, clock: list[float], within_s: float = 0.05) -> tuple[DeadStore, Reading]:
+    """A launch that began at 0, whose logs cannot be read before they are ``alive``."""
+    sighted = Sighted(lambda: clock[0])
     progress = Progress(DEFAULT_PATTERN, now=0.0, floor_s=60, first_s=60)
-    made = DeadStore(path, SPEC, ("n1",), progress, lambda: clock[0])
-    made.alive = threading.Event()
-    return made
+    logs = DeadStore(path, SPEC, ("n1",), progress, sighted)
+    logs.alive = threading.Event()
+    return logs, Reading(logs, lambda: clock[0], sighted, within_s=within_s, final_s=within_s)
+
+
+async def read(reading: Reading) -> None:
+    while not await reading.poll():
+        await asyncio.sleep(0.01)
+
+
+async def go_blind(logs: DeadStore, reading: Reading) -> None:
+    logs.alive.clear()
+    assert not await reading.poll()
 
 
 async def test_what_cannot_be_read_is_told_and_is_no_standing_still(tmp_path: Path, clock: list[float]) -> None:
-    logs = logs_of(tmp_path, clock)
-    reading = Reading(logs, lambda: clock[0], within_s=0.05)
+    logs, reading = reading_of(tmp_path, clock)
     (tmp_path / "rank-00000.log").write_text("step 1\n")
-    assert not await reading.poll()
+    logs.alive.set()
+    await read(reading)
+    await go_blind(logs, reading)
     assert "its logs cannot be read since" in reading.trouble
     assert "the file system does not answer" in reading.trouble
     clock[0] = 1000.0
+    assert reading.stalled() is None, "while nothing is seen"
     logs.alive.set()
-    while not await reading.poll():
-        await asyncio.sleep(0.01)
+    await read(reading)
     assert reading.trouble == ""
     assert reading.stalled() is None
     clock[0] = 1061.0
     assert reading.stalled() is not None
 
 
+async def test_a_store_that_is_slow_now_and_then_hides_no_hang(tmp_path: Path, clock: list[float]) -> None:
+    logs, reading = reading_of(tmp_path, clock)
+    (tmp_path / "rank-00000.log").write_text("step 1\n")
+    logs.alive.set()
+    await read(reading)
+    for _ in range(4):
+        await go_blind(logs, reading)
+        clock[0] += 10
+        logs.alive.set()
+        await read(reading)
+        clock[0] += 20
+        await read(reading)
+    assert reading.stalled() is not None, "80 s were seen of 120"
+
+
+async def test_what_is_asked_aside_fails_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RLIMIT_NPROC and the pids of a cgroup count the program's threads, too: the launcher must not die of it."""
+    disk = Aside(5.0)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(OSError, match="nothing can be asked: can't start new thread"):
+            await disk.ask(os.getpid)
+    assert await disk.ask(os.getpid) == os.getpid()
+
+
 async def test_a_log_folder_that_is_gone_is_not_taken_for_silence_of_the_program(tmp_path: Path) -> None:
     folder = tmp_path / "e1"
     folder.mkdir()
-    logs = LogWatch(folder, SPEC, ("n1",), Progress(DEFAULT_PATTERN, now=0.0, floor_s=60, first_s=60), lambda: 0.0)
-    reading = Reading(logs, lambda: 0.0)
+    logs, reading = reading_of(folder, [0.0], within_s=60.0)
+    logs.alive.set()
     assert await reading.poll()
     shutil.rmtree(folder)
     assert not await reading.poll()
@@ -84,18 +125,19 @@ class Running:
         self.rc = 143
 
 
-async def test_a_lost_node_ends_a_launch_whose_logs_cannot_be_read(tmp_path: Path, clock: list[float]) -> None:
-    (tmp_path / "token").write_text("secret")
-    options = Options(
-        run_dir=RunDir(tmp_path), job_id=1, attempt=1, generation=1, slurm_job_id=7, nodes=("n1",), host="n2"
-    )
+def a_launcher(path: Path, host: str = "n1") -> Launcher:
+    (path / "token").write_text("secret")
+    options = Options(run_dir=RunDir(path), job_id=1, attempt=1, generation=1, slurm_job_id=7, nodes=("n1",), host=host)
     link: Any = None
-    launcher, program = Launcher(options, link, SPEC, Watch()), Running()
+    return Launcher(options, link, SPEC, Watch())
+
+
+async def test_a_lost_node_ends_a_launch_whose_logs_cannot_be_read(tmp_path: Path, clock: list[float]) -> None:
+    launcher, program = a_launcher(tmp_path, host="n2"), Running()
     runs, course = launcher.runs, launcher.course
     course.begin(LaunchReport(epoch=1, nodes=["n1"], started_at=1.0), None)
     runs._program, runs._clock = program, Awake()  # type: ignore[assignment]
-    logs = logs_of(tmp_path, clock)
-    runs._reading = Reading(logs, lambda: clock[0], within_s=0.05, final_s=0.05)
+    logs, runs._reading = reading_of(tmp_path, clock)
     await runs.look()
     assert course.phase is LauncherPhase.FAILED
     assert course.failure is not None
@@ -105,22 +147,30 @@ async def test_a_lost_node_ends_a_launch_whose_logs_cannot_be_read(tmp_path: Pat
     logs.alive.set()
 
 
+async def test_a_launch_that_comes_to_no_logs_is_not_told_by_those_of_the_one_before(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    launcher = a_launcher(tmp_path)
+    logs, launcher.runs._reading = reading_of(tmp_path, clock)
+    (tmp_path / "rank-00000.log").write_text("step 7\n")
+    logs.alive.set()
+    await read(launcher.runs._reading)
+    assert await launcher.runs.launch(LaunchOrder(epoch=2, nodes=[]))
+    assert launcher.course.phase is LauncherPhase.FAILED
+    assert launcher.course.newest.last_step is None
+
+
 async def test_a_run_folder_that_does_not_answer_starts_nothing_and_hangs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "token").write_text("secret")
-    options = Options(
-        run_dir=RunDir(tmp_path), job_id=1, attempt=1, generation=1, slurm_job_id=7, nodes=("n1",), host="n1"
-    )
-    link: Any = None
-    launcher, alive = Launcher(options, link, SPEC, Watch()), threading.Event()
+    launcher, alive = a_launcher(tmp_path), threading.Event()
     launcher.runs._disk._within_s = 0.05
 
     def dead() -> list[int]:
         alive.wait(60)
         return []
 
-    monkeypatch.setattr(options.run_dir, "epochs", dead)
+    monkeypatch.setattr(launcher.options.run_dir, "epochs", dead)
     assert not await launcher.runs.launch(LaunchOrder(epoch=1, nodes=["n1"]))
     assert launcher.course.phase is LauncherPhase.GATE
     assert "epoch 1 cannot be claimed in the run folder: the file system does not answer" in launcher._report().message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -27,7 +28,8 @@ class Aside:
     async def ask(self, call: Callable[..., T], *args: Any) -> T:
         """Return what the call returns or raise what it raises.
 
-        Raises TimeoutError when it takes too long, and at once while an earlier call has not come back.
+        Raises TimeoutError when it takes too long, and at once while an earlier call has not come back; OSError where
+        no thread is to be had.
         """
         if self._pending is not None and not self._pending.done():
             raise TimeoutError(NO_ANSWER)
@@ -45,7 +47,12 @@ class Aside:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(_settle, future, answer, problem)
 
-        threading.Thread(target=work, name="aside", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="aside", daemon=True).start()
+        except RuntimeError as error:
+            # The program's threads count, too, where a user or a job may have so many. It is no fault of the call's.
+            self._pending = None
+            raise OSError(errno.EAGAIN, f"nothing can be asked: {error}") from error
         try:
             return await asyncio.wait_for(asyncio.shield(future), self._within_s)
         except asyncio.TimeoutError:

@@ -21,8 +21,8 @@ class Course:
     failure: FailureReport | None = None
     past_failures: list[FailureReport] = field(default_factory=list)
     message: str = ""
-    trouble: str = ""
-    """What keeps this launcher from its work, or from seeing all of the program; empty when nothing does."""
+    troubles: dict[str, str] = field(default_factory=dict)
+    """What keeps this launcher from its work, or from seeing all of the program, by what it is about."""
     exit_code: int | None = None
     past_step: int | None = None
     """The furthest step of the launches before: what is at most as far is done again."""
@@ -81,10 +81,10 @@ class Course:
             new_step_at=new_at,
         )
 
-    def tell(self, trouble: str) -> None:
+    def tell(self, about: str, trouble: str) -> None:
         """Note what is in the way, or that nothing is."""
-        self.changed = self.changed or trouble != self.trouble
-        self.trouble = trouble
+        self.changed = self.changed or trouble != self.troubles.get(about, "")
+        self.troubles[about] = trouble
 
     def complete(self, now: float) -> None:
         """Note that the program has ended well."""

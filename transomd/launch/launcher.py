@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -191,7 +192,7 @@ class Launcher:
             checkpoints=self.folder.listed,
             **self._stages(),
             exit_code=course.exit_code,
-            message="; ".join(filter(None, (course.message, course.trouble))),
+            message="; ".join(filter(None, (course.message, *course.troubles.values()))),
         )
 
     def _stages(self) -> dict[str, Any]:
@@ -236,7 +237,7 @@ class Launcher:
         try:
             newest = await self._disk.ask(self.options.run_dir.newest_generation, self.options.attempt)
         except OSError as error:
-            self.course.tell(f"who owns the job cannot be read in the run folder: {error}")
+            self.course.tell("owner", f"who owns the job cannot be read in the run folder: {error}")
             return None
         if newest > self.options.generation:
             await self._step_aside(newest)
@@ -285,15 +286,20 @@ class Launcher:
     async def _launch_alone(self) -> bool:
         """Start the program, if there are nodes for it; return whether it was."""
         self._not_alone_before = time.monotonic() + ALONE_AGAIN_S
-        usable = await self._not_unfit([n for n in self.agents.alive() if n not in self._barred])
-        chosen = alone.choose(usable, self.course.nodes, self.spec.nodes)
-        if chosen is None:
-            return False
         try:
+            newest = await self._disk.ask(self.options.run_dir.newest_generation, self.options.attempt)
             epochs = await self._disk.ask(self.options.run_dir.epochs)
             back = await self._disk.ask(self._still_back, epochs)
         except OSError as error:
-            self.course.tell(f"the run folder cannot be read: {error}")
+            self.course.tell("folder", f"the run folder cannot be read: {error}")
+            return False
+        if newest > self.options.generation:
+            log.error("another launcher has taken over; nothing is started without transomd any more")
+            self._not_alone_before = math.inf
+            return False
+        usable = await self._not_unfit([n for n in self.agents.alive() if n not in self._barred])
+        chosen = alone.choose(usable, self.course.nodes, self.spec.nodes)
+        if chosen is None:
             return False
         epoch, past = (epochs[-1] if epochs else 0) + 1, self.course.furthest_step
         launched = await self.runs.launch(LaunchOrder(epoch=epoch, nodes=chosen, past_step=past, resume_step=back))

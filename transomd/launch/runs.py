@@ -22,7 +22,7 @@ from transomd.launch.options import Options, Watch
 from transomd.launch.order import arrange
 from transomd.launch.pairing import Pairing
 from transomd.launch.program import LaunchPlan, Program
-from transomd.launch.reading import Reading
+from transomd.launch.reading import Reading, Sighted
 from transomd.launch.rundir import COMPLETED
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
@@ -85,16 +85,18 @@ class Runs:
             order = replace(order, nodes=arrange(wanted, before, self._options.nodes))
             epoch = await self.claim_epoch(order)
         except OSError as error:
-            self._course.tell(f"epoch {order.epoch} cannot be claimed in the run folder: {error}")
+            self._course.tell("folder", f"epoch {order.epoch} cannot be claimed in the run folder: {error}")
             return False
-        self._course.tell("")
+        self._course.tell("folder", "")
         if epoch is None:
             return False
         began = LaunchReport(
             epoch=epoch, nodes=list(order.nodes), started_at=time.time(), resume_step=self._resume_step(order)
         )
         self._course.begin(began, order.past_step)
-        self._bad_exit_at = None
+        # What the launch before has left is nothing of this one's, should it fail before it has logs.
+        self._bad_exit_at = self._reading = None
+        self._course.tell("logs", "")
         if len(order.nodes) != self._spec.nodes:
             await self.fail("start", f"{fold(wanted)} are not {self._spec.nodes} nodes of this launcher's")
             return True
@@ -160,16 +162,16 @@ class Runs:
             arranged=order.nodes != arrange(order.nodes, (), self._options.nodes),
         )
         self._program = await self._disk.ask(Program, self._options.run_dir, plan)
-        logs = LogWatch(self._program.logs, self._spec, plan.nodes, self.progress(), self._clock)
-        self._reading = Reading(logs, self._clock)
+        sighted = Sighted(self._clock)
+        logs = LogWatch(self._program.logs, self._spec, plan.nodes, self._progress(sighted()), sighted)
+        self._reading = Reading(logs, self._clock, sighted)
         log.info("epoch %d starts on %s", epoch, fold(order.nodes))
         await self._program.start(os.environ, self._disk)
 
-    def progress(self) -> Progress:
-        """Return the progress of a launch that starts now."""
+    def _progress(self, now: float) -> Progress:
         return Progress(
             self._spec.watch.progress or DEFAULT_PATTERN,
-            now=self._clock(),
+            now=now,
             floor_s=self._watch.stall_after_s,
             first_s=self._watch.first_step_after_s,
         )
@@ -187,7 +189,7 @@ class Runs:
         await reading.poll()
         logs = reading.logs
         self._course.note_steps(logs)
-        self._course.tell(reading.trouble)
+        self._course.tell("logs", reading.trouble)
         lost = self._agents.lost(self._course.nodes)
         if lost:
             await self.fail("heartbeat", f"{fold(lost)} stopped answering")
@@ -204,14 +206,16 @@ class Runs:
     async def _ended(self, program: Program, reading: Reading) -> None:
         if program.rc == 0:
             now = time.time()
-            await reading.finish()
-            self._course.note_steps(reading.logs)
+            # First of all: what is not noted when the allocation ends is run again.
             try:
                 await self._disk.ask(
                     self._options.run_dir.claim, COMPLETED, {"epoch": self._course.newest.epoch, "at": now}
                 )
             except OSError as error:
                 log.warning("that the program has ended cannot be noted in the run folder: %s", error)
+            await reading.finish()
+            self._course.note_steps(reading.logs)
+            self._course.tell("logs", reading.trouble)
             self._course.complete(now)
             log.info("the program ended with exit code 0")
             return
@@ -249,6 +253,7 @@ class Runs:
         if self._reading is not None:
             read = await self._reading.finish()
             self._course.note_steps(self._reading.logs)
+            self._course.tell("logs", self._reading.trouble)
             evidence += [] if read else [detect.logs_unread(self._reading.trouble, time.time())]
             evidence += self._reading.logs.evidence(hub.addresses())
         failure = FailureReport(
