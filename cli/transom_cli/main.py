@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -16,6 +17,8 @@ from transomd.errors import SpecError
 from transomd.words import ExitCode
 
 DEBUG = "TRANSOM_DEBUG"
+_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What click raises, since 8.2, where a group of commands is called alone: its help is the answer."""
 
 EPILOG = """\b
 Examples:
@@ -116,9 +119,6 @@ def run(args: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except click.exceptions.Abort:
         return ExitCode.INTERRUPTED
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return ExitCode.USAGE
     except click.UsageError as error:
         return _tell_usage(error)
     except BrokenPipeError:
@@ -148,6 +148,9 @@ def _tell(error: Exception) -> int:
 
 def _tell_usage(error: click.UsageError) -> int:
     """Print wrong usage in the form of all errors, with the usage line of the command."""
+    if isinstance(error, _HELP):
+        error.show()
+        return ExitCode.USAGE
     path = error.ctx.command_path if error.ctx else "transom"
     said = error.format_message().rstrip(".").replace(". Did you", "; did you")
     tell(f"{path.replace(' ', ': ', 1)}: {said[:1].lower()}{said[1:]}")

@@ -68,7 +68,7 @@ def remarks(spec: JobSpec, found: Iterable[Partition]) -> list[str]:
 def _remark(spec: JobSpec, there: Partition) -> str:
     count, name = spec.total_nodes, f"partition {there.name}"
     asked = f"{count} nodes are asked for" + (f" ({spec.nodes} and {spec.spares} spare)" if spec.spares else "")
-    look = f"Slurm will not start it so: scontrol show partition {there.name}"
+    look = f"Slurm may never start it so: scontrol show partition {there.name}"
     if count > there.total:
         return f"{asked}, and {name} has {there.total} in all; {look}"
     if there.most is not None and count > there.most:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,13 +13,15 @@ from transomd.tce.manifest import Part
 DCP = "torch.distributed.checkpoint"
 """The key of a part that this wrote; :data:`transomd.tce.dcp.facts.KEYS` holds it, and is not had without torch."""
 Whole = tuple[int, ...]
+_UNREADABLE = (ValueError, TypeError, LookupError, RuntimeError, pickle.UnpicklingError)
+"""What comes of files that are damaged, or of a later version."""
 WORD = b"shards"
 """Stands in the file of a part that has shares; a part without it is not read with torch, whose import takes long."""
 
 
 def whole_shapes(folder: Path, parts: Iterable[Part], *, by_dcp: bool) -> Mapping[tuple[str, str], Whole]:
     """Return, by part and tensor, the shape of the whole of which the tensor is a share. Never raises for damage."""
-    with contextlib.suppress(ImportError, OSError, ValueError, CheckpointError):
+    with contextlib.suppress(ImportError, OSError, CheckpointError, *_UNREADABLE):
         return _of_dcp(folder, parts) if by_dcp else _of_engine(folder, parts)
     return {}
 

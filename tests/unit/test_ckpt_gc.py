@@ -89,6 +89,15 @@ def test_what_a_killed_import_left_goes_once_it_is_a_day_old(folder: Path) -> No
     assert (old.exists(), going_on.exists()) == (False, True)
 
 
+def test_what_a_killed_import_left_goes_from_a_folder_that_holds_nothing_else(tmp_path: Path) -> None:
+    left = tmp_path / ".import.\x1b[2J.tmp"
+    left.mkdir()
+    os.utime(left, (1.0, 1.0))
+    done = transom("ckpt", "gc", str(tmp_path))
+    assert (done.returncode, left.exists(), "\x1b" in done.stdout) == (0, False, False)
+    assert transom("ckpt", "gc", str(tmp_path)).returncode == 5, "no checkpoint is there yet"
+
+
 def test_the_last_good_one_stays_where_the_newest_is_damaged(folder: Path) -> None:
     damage(folder, 11)
     done = transom("ckpt", "gc", str(folder), "--keep", "1")

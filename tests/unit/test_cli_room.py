@@ -23,7 +23,7 @@ def said(**asked: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({"nodes": 40}, "40 nodes are asked for, and partition main has 6 in all; Slurm will not start it"),
+        ({"nodes": 40}, "40 nodes are asked for, and partition main has 6 in all; Slurm may never start it"),
         ({"nodes": 4, "spares": 3}, "7 nodes are asked for (4 and 3 spare), and partition main has 6 in all"),
         ({"nodes": 5}, "5 nodes are asked for, and partition main gives a job 4 at most"),
         ({"time_limit": "2:00:00"}, "time_limit is 2h00m, and partition main allows 1h00m"),

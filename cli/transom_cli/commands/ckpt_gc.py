@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from transom_cli.commands.ckpt_bar import ByteBar
 from transom_cli.commands.ckpt_find import DamagedError, as_json_option, folder_of, found_in, job_ended, place
 from transom_cli.commands.ckpt_verify import verified
 from transom_cli.progress import working
-from transom_cli.text import size
+from transom_cli.text import plain, size
 from transomd.errors import RefusedError
 from transomd.tce import retention
-from transomd.tce.catalogue import Checkpoint, newest_epoch
+from transomd.tce.catalogue import Checkpoint, list_checkpoints, newest_epoch
 from transomd.words import ExitCode
 
 
@@ -47,7 +48,8 @@ def gc_command(where: str, keep: int, dry_run: bool, as_json: bool) -> int:
       transom ckpt gc ./checkpoints/demo --keep 1
     """
     folder = folder_of(where)
-    found = found_in(folder)
+    imports = _abandoned_imports(folder)
+    found = list_checkpoints(folder) if imports else found_in(folder)
     epoch = newest_epoch(folder) or 0
     unfinished = _unfinished(found, epoch)
     surplus = [item for item in found if item.path in set(retention.surplus(found, keep, [], epoch))]
@@ -55,7 +57,6 @@ def gc_command(where: str, keep: int, dry_run: bool, as_json: bool) -> int:
     if surplus and not needed:
         _check_one_is_good([item for item in found if item.complete and item not in surplus], where)
     going = sorted([*([] if needed else surplus), *unfinished], key=lambda item: item.order)
-    imports = retention.abandoned_imports(folder, time.time())
     with working("removing checkpoints"):
         left = [] if dry_run else [item for item in going if not _removed(item.path)]
         kept = [] if dry_run else [path for path in imports if not _removed(path)]
@@ -67,6 +68,13 @@ def gc_command(where: str, keep: int, dry_run: bool, as_json: bool) -> int:
             hint="the same again once it has; if it never will, name the job that has ended instead of its folder",
         )
     return ExitCode.ERROR if left or kept else ExitCode.OK
+
+
+def _abandoned_imports(folder: Path) -> list[Path]:
+    """Return them; none where the folder cannot be read, which whoever looks for checkpoints in it is told."""
+    with contextlib.suppress(OSError):
+        return retention.abandoned_imports(folder, time.time())
+    return []
 
 
 def _may_be_resumed_from(found: Sequence[Checkpoint], epoch: int) -> bool:
@@ -127,7 +135,7 @@ def _tell(
         word = "could not remove" if item in left else verb
         print(f"{word} step {item.step} epoch {item.epoch}: {kind}, {size(item.bytes)}")
     for path, stays in imports:
-        print(f"{'could not remove' if stays else verb} {path.name}: an import that was killed")
+        print(f"{'could not remove' if stays else verb} {plain(path.name)}: an import that was killed")
     freed = sum(item.bytes for item in going if item not in left)
     count = len(going) - len(left)
     print(f"{verb} {count} checkpoint{'' if count == 1 else 's'}, {size(freed)}")
