@@ -38,7 +38,11 @@ def explained(job: SlurmJob) -> Pending | None:
 def waits_for_person(job: SlurmJob) -> Pending | None:
     """Return what keeps a waiting job for ever unless a person changes something; None where waiting may end it."""
     found = explained(job)
-    return found if found is not None and not found.ends else None
+    if found is None or found.ends:
+        return None
+    # Of several partitions, or QOS, the reason is that of the one that was tried last: another may start the job.
+    several = "," in job.partition or "," in job.qos
+    return found if found.hold or not several else None
 
 
 def told(job: SlurmJob) -> str:
@@ -88,13 +92,19 @@ _ROWS: tuple[tuple[str, Pending], ...] = (
     ("partitionconfig$", _never("it asks for nodes, time or memory that its partition does not give", _PARTITION)),
     (
         "badconstraints$",
-        _never("no nodes have the features, GPUs or memory it asks for", "sinfo -N -o '%N %f %G %m'"),
+        _never(
+            "no nodes have the features, GPUs or memory it asks for; once some have, scontrol release lets it go",
+            "sinfo -N -o '%N %f %G %m'",
+        ),
     ),
     (
         "invalidaccount$|accountnotallowed$",
-        _never("its account is unknown, or barred from its partition", _ASSOCIATION),
+        _waits("its account is unknown, or barred from its partition: Slurm looks again each time", _ASSOCIATION),
     ),
-    ("invalidqos$|qosnotallowed$", _never("its QOS is unknown, or may not be used there", _QOS)),
+    (
+        "invalidqos$|qosnotallowed$",
+        _waits("its QOS is unknown, or may not be used there: Slurm looks again each time", _QOS),
+    ),
     ("reservationdeleted$", _never("the reservation that it asks for is gone", "scontrol show reservation")),
     ("maxmemperlimit$", _never("it asks for more memory than a job may have", _DETAILS)),
     ("qosmax.*per ?(job|node)", _never("it alone asks for more than its QOS allows a job", _QOS)),

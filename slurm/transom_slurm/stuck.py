@@ -108,7 +108,9 @@ def _nodes_away(job: SlurmJob, nodes: Mapping[str, SlurmNode]) -> Stuck | None:
     return Stuck(job, cause, f"scontrol show node {fold(node.name for node in away)}")
 
 
-def _too_large(job: SlurmJob, nodes: Mapping[str, SlurmNode], now: float) -> Stuck:
+def _too_large(job: SlurmJob, nodes: Mapping[str, SlurmNode], now: float) -> Stuck | None:
+    if waits_for_person(job) is None:
+        return None
     cause = (
         f"asks for what its partition never gives: it has {len(_partition(job, nodes))} nodes, and limits of its own"
     )

@@ -67,7 +67,7 @@ def test_a_job_that_no_partition_of_this_form_ever_starts(reason: str) -> None:
     assert "never gives" in found.cause
 
 
-@pytest.mark.parametrize("reason", ["BadConstraints", "InvalidAccount", "QOSMaxNodePerJobLimit"])
+@pytest.mark.parametrize("reason", ["BadConstraints", "QOSMinGRES", "QOSMaxNodePerJobLimit"])
 def test_a_job_that_no_limit_of_its_own_lets_start(reason: str) -> None:
     (found,) = stuck_jobs([job("PENDING", reason, job_id=5)], nodes(n1="IDLE"), now=NOW)
     assert found.command.endswith("# then: scancel 5")

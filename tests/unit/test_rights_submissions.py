@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from transom_slurm.fake import FakeSlurm
-from transom_slurm.types import NodeStatus, SlurmNode, SubmitRequest, UserIdentity
+from transom_slurm.types import SubmitRequest, UserIdentity
 from transom_sql.records import Attempt, Intent, Job
 
-from transomd.api.submissions import check_limits, check_owner, check_partition, check_room, check_size, new_job
+from transomd.api.submissions import check_limits, check_owner, check_partition, check_room, new_job
 from transomd.errors import RefusedError, SpecError, UsageError
 from transomd.settings import PolicySettings, Settings
 from transomd.spec import JobSpec
@@ -70,46 +70,6 @@ def test_a_partition_that_slurm_does_not_have() -> None:
     check_partition(spec, None)
     with pytest.raises(SpecError):
         check_partition(spec, {})
-
-
-def a_cluster(*more: str, **partitions: int) -> dict[str, SlurmNode]:
-    """So many nodes in each partition, all with these flags."""
-    return {
-        f"{name}{n}": SlurmNode(
-            name=f"{name}{n}",
-            status=NodeStatus("IDLE", frozenset(more)),
-            state_text="IDLE",
-            partitions=(name,),
-        )
-        for name, count in partitions.items()
-        for n in range(count)
-    }
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (
-            {"nodes": 40},
-            "40 are asked for, and of all nodes partition cpu has 3, gpu has 5: Slurm would never start it",
-        ),
-        ({"nodes": 5, "spares": 1}, "5 and 1 spare are asked for"),
-        ({"nodes": 4, "partition": "cpu"}, "partition cpu has 3: "),
-        ({"nodes": 6, "partition": "cpu,gpu"}, "cpu has 3, gpu has 5"),
-    ],
-)
-def test_a_job_that_no_partition_can_hold(asked: dict[str, Any], said: str) -> None:
-    spec = JobSpec.from_stored({**SPEC.model_dump(mode="json"), **asked})
-    with pytest.raises(SpecError) as caught:
-        check_size(spec, a_cluster(gpu=5, cpu=3))
-    assert said in caught.value.faults[0]
-    check_size(spec, a_cluster("CLOUD", gpu=5, cpu=3))
-    check_size(spec, None)
-
-
-def test_a_job_that_one_of_its_partitions_holds() -> None:
-    for asked in ({"nodes": 5}, {"nodes": 4, "spares": 1, "partition": "cpu,gpu"}, {"nodes": 3, "partition": "cpu"}):
-        check_size(JobSpec.from_stored({**SPEC.model_dump(mode="json"), **asked}), a_cluster("DRAIN", gpu=5, cpu=3))
 
 
 def test_a_personal_daemon_takes_its_owners_jobs_only() -> None:

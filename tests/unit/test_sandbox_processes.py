@@ -11,8 +11,17 @@ import pytest
 from transom_slurm.sandbox import processes
 from transom_slurm.sandbox.errors import SandboxError
 
-_THREAD = "threading.Thread(target=lambda: [None for x in iter(int, 1)]).start()"
-_BUSY = f"import threading\nfor _ in range(8): {_THREAD}\nprint()"
+_BUSY = """
+import threading
+
+def turn():
+    while True:
+        pass
+
+for _ in range(8):
+    threading.Thread(target=turn).start()
+print(flush=True)
+"""
 
 
 def _states(pid: int) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from transom_slurm.pending import explained, told, waits_for_person
 from transom_slurm.states import parse_job_status
@@ -18,9 +20,6 @@ NEVER = [
     ("PartitionTimeLimit", "time limit", "scontrol show partition main"),
     ("PartitionConfig", "does not give", "scontrol show partition main"),
     ("BadConstraints", "features", "sinfo -N -o '%N %f %G %m'"),
-    ("InvalidAccount", "account", "sacctmgr show assoc user=$USER"),
-    ("AccountNotAllowed", "account", "sacctmgr show assoc user=$USER"),
-    ("InvalidQOS", "QOS", "sacctmgr show qos"),
     ("QOSMaxNodePerJobLimit", "it alone", "sacctmgr show qos"),
     ("QOSMaxWallDurationPerJobLimit", "it alone", "sacctmgr show qos"),
     ("QOSMaxGRESPerNode", "it alone", "sacctmgr show qos"),
@@ -30,6 +29,9 @@ NEVER = [
     ("ReservationDeleted", "gone", "scontrol show reservation"),
 ]
 MAY_END = [
+    ("InvalidAccount", "looks again", "sacctmgr show assoc user=$USER"),
+    ("AccountNotAllowed", "looks again", "sacctmgr show assoc user=$USER"),
+    ("InvalidQOS", "looks again", "sacctmgr show qos"),
     ("AssocMaxJobsLimit", "in use", "squeue --me"),
     ("QOSMaxJobsPerUserLimit", "in use", "squeue --me"),
     ("QOSMaxNodePerUserLimit", "in use", "squeue --me"),
@@ -92,7 +94,12 @@ def test_a_reason_that_is_not_known_is_said_as_it_is() -> None:
     assert told(job("")) == "no reason given"
 
 
-def test_of_several_partitions_the_first_is_looked_at() -> None:
-    found = explained(job("PartitionTimeLimit", partition="gpu,cpu"))
+def test_of_several_partitions_another_may_start_the_job() -> None:
+    """Slurm tells the reason of the one that it tried last."""
+    limit = job("PartitionTimeLimit", partition="gpu,cpu")
+    found = explained(limit)
     assert found is not None
     assert found.command == "scontrol show partition gpu"
+    assert waits_for_person(limit) is None
+    assert waits_for_person(replace(job("PartitionTimeLimit"), qos="day,night")) is None
+    assert waits_for_person(job("JobHeldUser", partition="gpu,cpu")) is not None

@@ -35,12 +35,12 @@ def view(number: int, state: JobState, heard_at: float) -> JobView:
     return JobView(job=job, spec=spec, attempts=(attempt,), report_at=heard_at)
 
 
-def slurm(base: JobBase | None) -> SlurmView:
+def slurm(base: JobBase | None, *flags: str) -> SlurmView:
     """Slurm with four jobs in this state; None: it does not answer."""
     if base is None:
         return SlurmView()
     jobs = {
-        number: SlurmJob(job_id=number, name=f"t-{number}", user="ada", status=JobStatus(base), state_text=base.value)
+        number: SlurmJob(number, f"t-{number}", "ada", JobStatus(base, frozenset(flags)), base.value)
         for number in range(1, 5)
     }
     return SlurmView(jobs=jobs, jobs_at=NOW)
@@ -64,6 +64,8 @@ def test_what_is_not_known_excuses_launchers() -> None:
     assert deaf(JobState.RECOVERING, slurm(None))
 
 
-@pytest.mark.parametrize("answer", [slurm(JobBase.NODE_FAIL), SlurmView(jobs={}, jobs_at=NOW)])
+@pytest.mark.parametrize(
+    "answer", [slurm(JobBase.NODE_FAIL), slurm(JobBase.UNKNOWN, "COMPLETING"), SlurmView(jobs={}, jobs_at=NOW)]
+)
 def test_jobs_between_two_attempts_have_no_launcher_that_could_be_silent(answer: SlurmView) -> None:
     assert not deaf(JobState.RECOVERING, answer)

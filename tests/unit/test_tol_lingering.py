@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from tol_world import SimWorld
 from transom_slurm.stuck import COMPLETING_S
 
+from transomd.tol.lingering import seen_late
+from transomd.tol.view import with_data
 from transomd.words import JobState
 
 NEVER = 1e6
@@ -29,8 +32,20 @@ async def test_a_new_attempt_does_not_wait_for_an_epilog_that_never_ends(world: 
     assert await world.end() is JobState.COMPLETED, world.story()
     first, second = world.store.attempts(1)
     assert (first.ended_at or 0.0) - first.created_at > COMPLETING_S
-    assert {"n1", "n3"} <= set(second.excluded), world.story()
+    assert set(second.excluded) <= {"n2"}, "Slurm gives no node away that is COMPLETING"
+    assert not {"n1", "n2", "n3"} & set(second.nodes), world.story()
     world.check()
+
+
+async def test_a_slurm_that_was_away_itself_is_given_its_time(world: SimWorld) -> None:
+    """Its first answer may tell of a job that has been ending for long, whose nodes finish seconds later."""
+    world.power_loss("n2")
+    await world.until(lambda: "completing_since" in world.store.attempts(1)[0].data, "Slurm ends the job")
+    view, late = world.view(), world.now + COMPLETING_S
+    job = (await world.slurm.jobs())[1]
+    assert seen_late(view, job, late)
+    seen_first_now = with_data(view.attempt, completing_since=late)
+    assert not seen_late(replace(view, attempts=(seen_first_now,)), job, late)
 
 
 async def test_what_waits_for_such_a_job_says_so_and_what_to_type(world: SimWorld) -> None:

@@ -99,6 +99,7 @@ def attempts(draw: st.DrawFn, number: int) -> Attempt:
         "fence": {"epoch": draw(epochs), "reason": "x", "at": draw(moments)},
         "checking_since": draw(moments),
         "absent_since": draw(moments),
+        "completing_since": draw(moments),
         "host": draw(st.sampled_from(NODES)),
         "hosts_tried": draw(some_nodes),
     }

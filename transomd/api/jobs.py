@@ -16,7 +16,7 @@ from transom_sql.records import Job
 from transomd.api import checked
 from transomd.api.door import Door
 from transomd.api.incidents import incident_detail
-from transomd.api.submissions import check_limits, check_owner, check_partition, check_room, check_size, new_job
+from transomd.api.submissions import check_limits, check_owner, check_partition, check_room, new_job
 from transomd.api.views import event_json, job_detail_json, job_json, job_line
 from transomd.errors import NotFoundError, RefusedError, UsageError
 from transomd.modes import user_name
@@ -118,9 +118,7 @@ class JobRoutes:
         spec = JobSpec.from_stored(checked.mapping(body.get("spec"), "spec"))
         check_owner(uid, self._settings.personal)
         check_limits(spec, self._settings.policy)
-        nodes = self._operator.world().slurm.nodes
-        check_partition(spec, nodes)
-        check_size(spec, nodes)
+        check_partition(spec, self._operator.world().slurm.nodes)
         dry_run = bool(body.get("dry_run"))
         digest = secrets.token_hex(32) if dry_run else body.get("token_sha256")
         job = new_job(spec, uid, body, digest, self._clock())

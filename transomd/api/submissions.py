@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ from transomd.spec import JobSpec
 from transomd.words import JobState
 
 MAX_PATH = 4096
-_MAY_GROW = frozenset({"CLOUD", "DYNAMIC_FUTURE", "DYNAMIC_NORM"})
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -42,23 +40,6 @@ def check_partition(spec: JobSpec, nodes: Mapping[str, SlurmNode] | None) -> Non
     if unknown:
         fault = f"partition: Slurm has no {', '.join(unknown)}; it has {', '.join(known)}"
         raise SpecError("the job cannot be submitted", (fault,), hint="sinfo -o %P")
-
-
-def check_size(spec: JobSpec, nodes: Mapping[str, SlurmNode] | None) -> None:
-    """Raise SpecError for more nodes than any partition that the job may run in has.
-
-    Nothing is said while Slurm does not answer, and of a cluster that may grow by itself (cloud and dynamic nodes).
-    """
-    if not nodes or any(node.status.flags & _MAY_GROW or node.status.base == "FUTURE" for node in nodes.values()):
-        return
-    counts = Counter(p for node in nodes.values() for p in node.partitions)
-    there = {p: counts[p] for p in (spec.partition.split(",") if spec.partition else sorted(counts))}
-    if not there or spec.nodes + spec.spares <= max(there.values()):
-        return
-    spares = f" and {spec.spares} spare{'' if spec.spares == 1 else 's'}" if spec.spares else ""
-    has = ", ".join(f"{name} has {count}" for name, count in there.items())
-    fault = f"nodes: {spec.nodes}{spares} are asked for, and of all nodes partition {has}: Slurm would never start it"
-    raise SpecError("the job cannot be submitted", (fault,), hint="sinfo -s; ask for fewer nodes, and submit again")
 
 
 def check_owner(uid: int, personal: bool) -> None:

@@ -37,7 +37,7 @@ def decide(view: JobView, world: World, settings: Settings, now: float) -> Decis
     if not view.attempts:
         return _never_submitted(view, now) if view.job.cancel_requested_by else _first_attempt(view, now)
     changes, launches = facts.absorb(view)
-    seen = facts.noted_absence(view, world, now)
+    seen = facts.noted(view, world, now)
     absorbed = merged(view, replace(view.job, **changes), () if seen is None else (seen,), launches)
     decision = _lingering(absorbed, _decide(absorbed, world, settings, now), world, now)
     check_move(view.state, decision.state)

@@ -16,7 +16,7 @@ from transomd.health.types import NodeReport
 from transomd.settings import Settings
 from transomd.tee.types import Evidence
 from transomd.tee.wire import read_evidence
-from transomd.tol.lingering import without_epilog
+from transomd.tol.lingering import seen_late, without_epilog
 from transomd.tol.rollback import bound
 from transomd.tol.view import Absence, JobView, SlurmView, World, with_data
 from transomd.words import IntentState
@@ -85,7 +85,7 @@ def slurm_job(view: JobView, world: World, now: float) -> SlurmJob | Absence:
     """
     job = world.slurm.job(view.attempt)
     if isinstance(job, SlurmJob):
-        return without_epilog(job, now, ours=ended_by_us(view, world))
+        return without_epilog(job, now, ours=ended_by_us(view, world)) if seen_late(view, job, now) else job
     if job is Absence.UNKNOWN:
         return job
     cancel = view.intent(cancel_key(view.attempt))
@@ -121,17 +121,28 @@ def why_unknown(view: JobView, world: World) -> str:
     return f"waiting for Slurm to answer{': ' if world.slurm.error else ''}{world.slurm.error}"
 
 
-def noted_absence(view: JobView, world: World, now: float) -> Attempt | None:
-    """Return the attempt with the time since when Slurm does not know it, set or cleared; None when it is right."""
-    job, noted = world.slurm.job(view.attempt), view.attempt.data.get("absent_since")
+def noted(view: JobView, world: World, now: float) -> Attempt | None:
+    """Return the attempt with the times since when Slurm does not know it, or ends it, set or cleared.
+
+    None when they are right.
+    """
+    job, data = world.slurm.job(view.attempt), view.attempt.data
     if view.attempt.slurm_job_id is None or job is Absence.UNKNOWN:
         return None
-    absent = job is Absence.ABSENT
-    # Noted for a time that is still to come: the clock was set back, and it is counted anew.
-    right = noted is None or float(noted) <= now + ABSENT_GRACE_S
-    if absent == (noted is not None) and right:
+    completing = isinstance(job, SlurmJob) and "COMPLETING" in job.status.flags
+    times = {
+        "absent_since": _since(data.get("absent_since"), job is Absence.ABSENT, now),
+        "completing_since": _since(data.get("completing_since"), completing, now),
+    }
+    right = all(data.get(name) == at for name, at in times.items())
+    return None if right else with_data(view.attempt, **times)
+
+
+def _since(noted: Any, holds: bool, now: float) -> Any:
+    """Return since when something holds; noted for a time that is still to come (a clock set back), it counts anew."""
+    if not holds:
         return None
-    return with_data(view.attempt, absent_since=now if absent else None)
+    return now if noted is None or float(noted) > now + ABSENT_GRACE_S else noted
 
 
 def last_nodes(view: JobView) -> tuple[str, ...]:

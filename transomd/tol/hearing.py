@@ -76,4 +76,6 @@ def _may_speak(view: JobView, slurm: SlurmView) -> bool:
     if view.state is not JobState.RECOVERING:
         return view.state is JobState.RUNNING
     job = slurm.job(view.attempt)
-    return not ended(job) if isinstance(job, SlurmJob) else job is Absence.UNKNOWN
+    if not isinstance(job, SlurmJob):
+        return job is Absence.UNKNOWN
+    return not (ended(job) or "COMPLETING" in job.status.flags)

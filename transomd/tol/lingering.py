@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from transom_slurm.nodesets import fold
 from transom_slurm.statewords import job_ended
-from transom_slurm.stuck import completing_late, does_not_end
+from transom_slurm.stuck import COMPLETING_S, completing_late, does_not_end
 from transom_slurm.types import JobBase, JobStatus, SlurmJob
 
 from transomd.tol.view import JobView, World
@@ -37,10 +37,16 @@ def without_epilog(job: SlurmJob, now: float, *, ours: bool) -> SlurmJob:
     return replace(job, status=seen) if job_ended(base.value, seen.flags, may_requeue=False) else job
 
 
+def seen_late(view: JobView, job: SlurmJob, now: float) -> bool:
+    """Whether Slurm has said for too long that it is ending the job: not only afterwards, when it was away itself."""
+    since = view.attempt.data.get("completing_since")
+    return since is not None and now - float(since) >= COMPLETING_S and completing_late(job, now)
+
+
 def stuck_nodes(view: JobView, world: World, now: float) -> tuple[str, ...]:
     """Return the nodes of the current attempt on which Slurm has been ending its job for too long."""
     job = world.slurm.job(view.attempt)
-    if not isinstance(job, SlurmJob) or not completing_late(job, now):
+    if not isinstance(job, SlurmJob) or not seen_late(view, job, now):
         return ()
     known = world.slurm.nodes or {}
     return tuple(n for n in job.nodes if n in known and "COMPLETING" in known[n].status.flags)
@@ -49,7 +55,7 @@ def stuck_nodes(view: JobView, world: World, now: float) -> tuple[str, ...]:
 def sentence(view: JobView, world: World, now: float) -> str:
     """Say why the current attempt's Slurm job is not over, and what to type; empty where it is not stuck so."""
     job = world.slurm.job(view.attempt)
-    if not isinstance(job, SlurmJob) or not completing_late(job, now):
+    if not isinstance(job, SlurmJob) or not seen_late(view, job, now):
         return ""
     stuck = does_not_end(job, (world.slurm.jobs or {}).values(), world.slurm.nodes or {}, now=now)
     where = stuck_nodes(view, world, now) or job.nodes

@@ -287,8 +287,8 @@ def _new_attempt(view: JobView, incident: Incident, world: World, now: float) ->
     if _attempts_spent(view) >= limit:
         return stop(view, incident, f"attempt budget used up: {limit} of {limit}", now)
     # slurmd ended what ran where it answers; where Slurm hears none, or waits for it in vain, ranks may live on.
-    lingering = stuck_nodes(view, world, now)
-    doubted = {*lingering, *(n for n in view.attempt.nodes if world.slurm.silent(n))}
+    # Slurm gives no node away that is COMPLETING: it needs not be left out.
+    doubted = {*stuck_nodes(view, world, now), *(n for n in view.attempt.nodes if world.slurm.silent(n))}
     apart = {n for n in doubted if n in world.health and world.health[n].reached}
     fencing, _ = _fenced(view, incident, apart, now)
     if fencing is not None:
@@ -296,14 +296,13 @@ def _new_attempt(view: JobView, incident: Incident, world: World, now: float) ->
     pause = BACKOFF_S[min(_without_launch(view), len(BACKOFF_S) - 1)]
     if waits(_opened(incident), pause, now):
         return stay(view, "waiting before a new attempt", wake_at=_opened(incident) + pause)
-    left = replace(view.attempt, barred=tuple(sorted({*view.attempt.barred, *lingering})))
-    new = next_attempt(replace(view, attempts=(*view.attempts[:-1], left)), world, now)
+    new = next_attempt(view, world, now)
     without = f" without {fold(new.excluded)}" if new.excluded else ""
     return Decision(
         state=JobState.QUEUED,
         reason=f"attempt {new.number} is being submitted",
         job={"attempt": new.number},
-        attempts=(replace(left, ended_at=now, end_reason=incident.summary), new),
+        attempts=(replace(view.attempt, ended_at=now, end_reason=incident.summary), new),
         launches=facts.closed_launches(view, view.job.epoch, now, incident.summary),
         incident=replace(incident, fenced_at=incident.fenced_at or now),
         intents=(submit_intent(new, now),),
