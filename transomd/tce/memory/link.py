@@ -19,6 +19,8 @@ ANSWER_S = 20.0
 START_S = 30.0
 ANOTHER_IS_THERE = 3
 _TRIES = 3
+_ENOUGH = 1 << 16
+"""As long as so many bytes wait for the keeper to take them, what was staged is not put in line behind them."""
 _NOT_HANDED_ON = ("TRANSOM_EPOCH", "TRANSOM_JOB_ID", "RANK", "LOCAL_RANK")
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,6 +31,7 @@ class Link:
     def __init__(self, line: Line) -> None:
         self._line = line
         self._asked = 0
+        self._staged: Message | None = None
         self.newest_epoch = 0
         """The newest epoch of which the keeper held something when it was last greeted (0: nothing)."""
         self.news: deque[Message] = deque()
@@ -41,7 +44,7 @@ class Link:
         An answer that is overdue ends the line: coming late, its memory would be taken for another answer's.
         """
         self._asked += 1
-        self._line.queue({"op": op, "id": self._asked, **details}, descriptors)
+        self._queue({"op": op, "id": self._asked, **details}, descriptors)
         deadline = time.monotonic() + timeout_s
         while True:
             self._push()
@@ -49,13 +52,18 @@ class Link:
                 if message.get("id") == self._asked:
                     got, self._line.descriptors = self._line.descriptors, []
                     return message, got
-            if not self.wait(deadline - time.monotonic()):
+            left = deadline - time.monotonic()
+            # Asked by itself, as something else may come, or some of this may go, again and again.
+            if left <= 0 or not self.wait(left):
                 self.close()
                 raise TimeoutError(f"the keeper does not answer {op!r}")
 
     def tell(self, op: str, **details: object) -> None:
-        """Send word, without waiting for anything. Raises OSError."""
-        self._line.queue({"op": op, **details})
+        """Send word, without waiting for anything; of much that is ``staged`` the newest is enough. Raises OSError."""
+        if op == "staged":
+            self._staged = {"op": op, **details}
+        else:
+            self._queue({"op": op, **details})
         self._push()
 
     def listen(self) -> None:
@@ -73,9 +81,20 @@ class Link:
         """Hang up."""
         self._line.close()
 
+    def _queue(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Put a message in line, after what was said before it."""
+        self._queue_staged()
+        self._line.queue(message, descriptors)
+
+    def _queue_staged(self) -> None:
+        if self._staged is not None:
+            self._line.queue(self._staged)
+            self._staged = None
+
     def _push(self) -> None:
-        # Rings that nobody takes are worth no more than one.
-        if self._line.waiting < 1 << 16:
+        self._line.flush()
+        if self._line.waiting < _ENOUGH:
+            self._queue_staged()
             self._line.flush()
 
     def _receive(self) -> list[Message]:
