@@ -24,7 +24,7 @@ def directory() -> Iterator[Path]:
 def region(arena: Arena, slot: int, what: str) -> range:
     """Where in the arena's memory this lies."""
     data, state = arena.offset(slot), arena.state(slot)
-    place = decode(arena.table(slot)).places[0]
+    place = decode(arena.table(slot, state)).places[0]
     starts = {
         "state": ((1 + slot) * PAGE, PAGE),
         "tensor": (data + place.tensors_at + place.records[0].offset, place.records[0].bytes),

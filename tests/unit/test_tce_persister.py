@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from transomd.tce.manifest import rank_manifest_name
 from transomd.tce.memory import persister, trouble
 from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.due import FIRST_RETRY_S, LAST_RETRY_S, Owner, Retry
-from transomd.tce.memory.slots import STAGED, SlotState
+from transomd.tce.memory.slots import STAGED, WRITING, SlotState
 from transomd.tce.memory.table import Table, encode
 from transomd.tce.memory.tenant import Tenant
 from transomd.tce.persist import Writer
@@ -160,6 +161,28 @@ def test_what_was_damaged_in_memory_fails_and_the_next_step_is_stored(rank: Rank
     rank.ring()
     assert wait_for(lambda: rank.heard("complete") == [2])
     assert rank.status()["problem"] == ""
+
+
+def test_a_step_is_stored_whose_slot_the_program_marked_before_it_saw_that_it_was_in_use(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, release = Arena.acquire, Arena.release
+
+    def marked(self: Arena, slot: int, seq: int) -> bool:
+        acquired = acquire(self, slot, seq)
+        self.set_state(slot, replace(self.state(slot), state=WRITING, table_bytes=0))
+        return acquired
+
+    def given_way(self: Arena, slot: int) -> None:
+        rank.stage(slot, step=3, seq=1)
+        release(self, slot)
+
+    monkeypatch.setattr(Arena, "acquire", marked)
+    monkeypatch.setattr(Arena, "release", given_way)
+    rank.stage(0, step=3, seq=1)
+    rank.take_over(owner())
+    assert wait_for(lambda: rank.heard("complete") or rank.heard("failed"), 30)
+    assert rank.stored() == [(1, 3)]
 
 
 def test_a_step_whose_completion_was_fenced_stays_for_a_later_start(rank: Rank, tmp_path: Path) -> None:

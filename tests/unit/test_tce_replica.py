@@ -22,7 +22,7 @@ from transomd.proof import NotOfThisJob
 from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.files import digest
 from transomd.tce.memory.arena import Arena, staged
-from transomd.tce.memory.slots import STAGED, SlotState
+from transomd.tce.memory.slots import STAGED, WRITING, SlotState
 from transomd.tce.memory.table import Place, Table, encode
 from transomd.tce.replicate.copies import Copy
 from transomd.tce.replicate.peer import CHUNK, TIMEOUT_S, Peer
@@ -243,7 +243,8 @@ def test_a_damaged_copy_is_found_by_its_holder_also_where_the_other_side_hangs_u
         engine.close(0)
 
 
-def test_what_was_not_digested_yet_is_handed_out_with_digests_and_is_no_damage() -> None:
+@pytest.mark.parametrize("marked", [False, True], ids=["staged", "marked by a program that gives way"])
+def test_what_was_not_digested_yet_is_handed_out_with_digests_and_is_no_damage(marked: bool) -> None:
     arena = Arena.create(2, 1 << 16, "mine")
     place = Place("rank-00000", (0,), ("mine",), (), 0, 0, 0, 100, True)
     content = encode(Table(0, 1, ("rank-00000",), (place,)))
@@ -252,8 +253,11 @@ def test_what_was_not_digested_yet_is_handed_out_with_digests_and_is_no_damage()
     copy = Copy("somewhere", 0)
     copy.arenas = [arena]
     (entry,) = copy.staged()
+    if marked:
+        arena.set_state(0, SlotState(WRITING, 1, 2, 1))
     assert offer_of("somewhere", copy, entry).digests == {"rank-00000": [[digest(bytes(100))]]}
     assert not quarantine_if_damaged(copy, entry)
+    arena.set_state(0, entry[2])
     assert copy.staged() == [entry]
     arena.close()
 

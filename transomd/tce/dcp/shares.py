@@ -13,8 +13,8 @@ from transomd.tce.dcp.facts import FILE
 from transomd.tce.files import digest
 from transomd.tce.memory.arena import Arena, mapped
 from transomd.tce.memory.link import Link, connect, hello
-from transomd.tce.memory.recall import FETCH_S
-from transomd.tce.memory.table import Place, Table, decode
+from transomd.tce.memory.recall import FETCH_S, table_of
+from transomd.tce.memory.table import Place, Table
 from transomd.tce.replicate.holdings import Holding
 from transomd.tce.replicate.holdings import decode as decode_holding
 
@@ -202,7 +202,7 @@ class Shares:
         self._arenas += arenas
         for told, arena in zip(answer["slots"], arenas, strict=True):
             with contextlib.suppress(ValueError):
-                table = decode(arena.table(told["slot"]))
+                table = table_of(told, arena)
                 places = {place.name: place for place in table.places}
                 digests = {name: files[:1] for name, files in told["digests"].items()}
                 slots.append(Slot(rank, bool(told["copy"]), arena.image(told["slot"]), table, places, digests))

@@ -168,9 +168,11 @@ class Arena:
         with self._barrier:
             write_slot(self.memory, (1 + slot) * PAGE, state)
 
-    def table(self, slot: int) -> bytes:
-        """The table of a staged slot; ValueError if it does not match its digest."""
-        state = self.state(slot)
+    def table(self, slot: int, state: SlotState) -> bytes:
+        """The table of what was staged in a slot as ``state`` says; ValueError if it does not match its digest.
+
+        What the slot says now is not asked: it is WRITING for a moment also where the program then gives way.
+        """
         content = bytes(self.image(slot)[state.table_offset :][: state.table_bytes])
         if state.state != STAGED or xxh3_64_intdigest(content) != state.table_digest:
             raise ValueError(f"the table of step {state.step} in memory is damaged")

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from transomd.tce.memory.arena import Arena, rounded
@@ -233,7 +233,9 @@ class Desk:
             if arena.acquire(slot, state.seq):
                 guest.held.append(entry)
                 known = digests_told(holder.digests(entry))
-                told.append({"rank": holder.rank, "slot": slot, "copy": isinstance(holder, Copy), "digests": known})
+                is_copy = isinstance(holder, Copy)
+                one = {"rank": holder.rank, "slot": slot, "state": astuple(state), "copy": is_copy, "digests": known}
+                told.append(one)
                 descriptors.append(arena.descriptor)
         line.queue({"id": message["id"], "slots": told}, descriptors)
 

@@ -68,7 +68,7 @@ class Digester:
     def _take_staged(self, entry: Entry) -> None:
         arena, slot, state = entry
         try:
-            parts = images(arena, slot, decode(arena.table(slot)))
+            parts = images(arena, slot, decode(arena.table(slot, state)))
         except ValueError:
             if arena.state(slot) == state:  # else it was written over meanwhile, or the arena is closed
                 self._damaged(entry)

@@ -210,7 +210,7 @@ class Persister:
     def _write(self, entry: Entry, begun: float) -> None:
         arena, slot, state = entry
         try:
-            table = decode(arena.table(slot))
+            table = decode(arena.table(slot, state))
         except ValueError as error:
             self._failed(entry, CheckpointError(str(error)))
             return

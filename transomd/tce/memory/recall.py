@@ -14,7 +14,9 @@ from transomd.tce.files import digest
 from transomd.tce.manifest import PartEntry, StepManifest
 from transomd.tce.memory.arena import Arena, close_aside, mapped
 from transomd.tce.memory.link import Link, hello
-from transomd.tce.memory.table import Place, decode
+from transomd.tce.memory.slots import SlotState
+from transomd.tce.memory.table import Place, Table, decode
+from transomd.tce.memory.wire import Message
 from transomd.tce.persist import Writer
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ class Recall:
         self._arenas = mapped(descriptors)
         needs: set[str] = set()
         for told, arena in zip(answer["slots"], self._arenas, strict=True):
-            table = decode(arena.table(told["slot"]))
+            table = table_of(told, arena)
             if told["rank"] == self._writer.rank:
                 needs = set(table.needs)
             memory = arena.image(told["slot"])
@@ -161,6 +163,13 @@ class Recall:
         missing = needs - {held.place.name for held in self._held}
         if missing or not needs:
             raise ValueError(f"step {step} of epoch {epoch} is not whole any more")
+
+
+def table_of(told: Message, arena: Arena) -> Table:
+    """The table of a slot that the keeper hands out (``hold``); ValueError if it is damaged."""
+    # A keeper of an earlier version, which outlives an upgrade, does not tell its state.
+    state = SlotState(*told["state"]) if "state" in told else arena.state(told["slot"])
+    return decode(arena.table(told["slot"], state))
 
 
 def _reader(held: _Held, kind: type[MemoryReader]) -> MemoryReader:

@@ -189,7 +189,7 @@ class Tenant:
 
     def table(self, entry: Entry) -> Table:
         """What a slot says of itself; ValueError if it is damaged."""
-        return decode(entry[0].table(entry[1]))
+        return decode(entry[0].table(entry[1], entry[2]))
 
     def digests(self, entry: Entry) -> Digests:
         """The digests of a slot as far as they have been taken."""

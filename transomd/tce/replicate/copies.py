@@ -91,7 +91,7 @@ class Copy:
 
     def table(self, entry: Entry) -> Table:
         """What a copy says of itself; ValueError if it is damaged."""
-        return decode(entry[0].table(entry[1]))
+        return decode(entry[0].table(entry[1], entry[2]))
 
     def digests(self, entry: Entry) -> Digests:
         """Its digests, which its bytes matched when it was published."""

@@ -241,7 +241,7 @@ def offer_of(directory: str, holder: Holder, entry: tuple[Arena, int, SlotState]
     """What a held slot is offered as; digests that its owner has not taken yet are taken now. Raises OSError."""
     arena, slot, state = entry
     try:
-        table = arena.table(slot)
+        table = arena.table(slot, state)
         digests = told(holder.digests(entry)) or _digests_now(holder, entry)
     except ValueError as error:
         raise ConnectionError(str(error)) from error
