@@ -214,27 +214,38 @@ class Post:
         log.info("step %d of rank %d was fetched from %s", held.step, held.rank, name)
 
     def _receive(self, name: str, held: Holding, copy: Copy) -> str:
-        (host, port, _), directory = self.keepers[name], copy.directory
+        """'', or why it was not received. Where one of several streams fails, the rest comes over one alone."""
+        host, port, _ = self.keepers[name]
 
         def call() -> Peer:
             return Peer.dial((host, port), self.token, SEARCH_S)
 
         with contextlib.closing(Streams(call())) as streams:
-            streams.lead()
-            peer = streams.first
-            peer.send({"t": "pull", "directory": directory, "rank": held.rank, "epoch": held.epoch, "step": held.step})
-            message = peer.receive()
-            if message.get("t") != "offer":
-                return "it is gone there"
             try:
-                offer = transfer.decode(message)
-            except (ValueError, KeyError, TypeError) as error:
-                return f"it offers what is no step: {error!r}"
-            if offer.key != (directory, held.rank):
-                return f"it offers what is of rank {offer.rank}"
-            if offer.state.table_offset >= WIDE:
-                streams.widen(call)
-            return transfer.take(streams, offer, copy, self._copies, self._here, insist=True, anyhow=True)
+                streams.lead()
+                return self._receive_over(streams, held, copy, call)
+            except OSError as error:
+                if not streams.widened:
+                    raise
+                log.warning("step %d of rank %d now comes over one stream: %s", held.step, held.rank, error)
+        with contextlib.closing(Streams(call())) as streams:
+            return self._receive_over(streams, held, copy)
+
+    def _receive_over(self, streams: Streams, held: Holding, copy: Copy, call: Callable[[], Peer] | None = None) -> str:
+        peer, directory = streams.first, copy.directory
+        peer.send({"t": "pull", "directory": directory, "rank": held.rank, "epoch": held.epoch, "step": held.step})
+        message = peer.receive()
+        if message.get("t") != "offer":
+            return "it is gone there"
+        try:
+            offer = transfer.decode(message)
+        except (ValueError, KeyError, TypeError) as error:
+            return f"it offers what is no step: {error!r}"
+        if offer.key != (directory, held.rank):
+            return f"it offers what is of rank {offer.rank}"
+        if call is not None and offer.state.table_offset >= WIDE:
+            streams.widen(call)
+        return transfer.take(streams, offer, copy, self._copies, self._here, insist=True, anyhow=True)
 
 
 def offer_of(directory: str, holder: Holder, entry: tuple[Arena, int, SlotState]) -> Offer:

@@ -27,10 +27,14 @@ Found = TypeVar("Found")
 
 
 class Streams:
-    """One end of the connections between two keepers. ``first``: the one for words."""
+    """One end of the connections between two keepers. ``first``: the one for words.
+
+    ``widened``: whether others were opened, so that one alone may do where these fail.
+    """
 
     def __init__(self, first: Peer) -> None:
         self.first = first
+        self.widened = False
         self._all = [first]
         self._leads = False
         self._again_at = 0.0
@@ -46,26 +50,32 @@ class Streams:
     def widen(self, call: Callable[[], Peer]) -> None:
         """The side that called, after ``lead``: open the other streams, unless they are there.
 
-        What cannot be opened is done without, which is told once, and tried again after a while.
+        What cannot be opened is done without, which is told once, and tried again after a while. Raises OSError, and
+        hangs up, where the other side may count on a stream of which this one does not know.
         """
         while len(self._all) < STREAMS and time.monotonic() >= self._again_at:
             try:
-                self._all.append(self._side(call))
+                side = self._side(call)
             except OSError as error:
                 told = log.debug if self._again_at else log.warning
                 told("only %d of %d streams to %s: %s", len(self._all), STREAMS, self.first.name, error)
                 self._again_at = time.monotonic() + AGAIN_S
+            else:
+                self._add(side)
 
     def _side(self, call: Callable[[], Peer]) -> Peer:
         if not self._leads:
             raise ConnectionError("its keeper is of an earlier version")
-        side = call()
+        return call()
+
+    def _add(self, side: Peer) -> None:
+        self.widened = True
+        self._all.append(side)
         try:
             _agree(side, {"t": "join", "key": self.first.key})
         except BaseException:
-            side.close()
+            self.close()
             raise
-        return side
 
     def join(self, side: Peer) -> None:
         """The side that was called: add a stream, and wait until all of them are closed. Raises OSError."""
