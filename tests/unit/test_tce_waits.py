@@ -18,7 +18,9 @@ from tce_nodes import Node, nodes, on, pair
 
 from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.handle import SaveHandle
+from transomd.tce.memory import tier
 from transomd.tce.memory.ledger import Ledger
+from transomd.tce.memory.tier import MemoryTier
 from transomd.tce.schedule import Fixed
 
 NEVER = 1_000_000
@@ -66,6 +68,37 @@ def test_a_wait_ends_in_its_time_though_another_thread_closes_the_engine(directo
     assert handle.done()
 
 
+def test_a_step_that_is_saved_while_others_are_waited_for_is_waited_for_as_long_as_the_first(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 never writes; what this rank has written is waited for less long than what it has not."""
+    waiting, pause = threading.Event(), MemoryTier.pause
+
+    def noted(self: MemoryTier, seconds: float) -> None:
+        waiting.set()
+        pause(self, seconds)
+
+    engine = CheckpointEngine(directory, rank=0, world_size=2, epoch=1)
+    memory = engine._memory
+    assert memory is not None
+    handle = engine.save(1, state_of(1))
+    assert wait_for(lambda: not (handle.done() or memory.ledger.unwritten), 60)
+    pid = keeper_of(directory)
+    stop(pid)
+    monkeypatch.setattr(tier, "_PEERS_S", 0.5)
+    monkeypatch.setattr(MemoryTier, "pause", noted)
+    closing = threading.Thread(target=engine.close, args=(60,))
+    closing.start()
+    try:
+        assert waiting.wait(30)
+        engine.save(2, state_of(2))
+        assert not wait_for(lambda: not closing.is_alive(), 1.5)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        closing.join(90)
+    assert not memory.ledger.unwritten
+
+
 def test_a_step_that_newer_saves_took_the_place_of_is_waited_for_no_more(directory: Path) -> None:
     with nodes(directory.parent, 1) as (n1,), silent(n1):
         on(n1)
@@ -76,7 +109,7 @@ def test_a_step_that_newer_saves_took_the_place_of_is_waited_for_no_more(directo
         with pytest.raises(TimeoutError):
             last.wait("replica", timeout=0.1)
         engine.close(0)
-        with pytest.raises(CheckpointError, match="has closed its checkpoints"):
+        with pytest.raises(CheckpointError, match="nothing more is heard of its copy: the program has closed its"):
             last.wait("replica", timeout=0)
 
 

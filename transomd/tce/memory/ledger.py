@@ -121,9 +121,10 @@ class Ledger:
             handle.never["replica"] = f"no other node has a copy, nor will have one: {why}"
 
     def none_copied(self, why: str) -> None:
-        """Nothing is heard of copies any more."""
-        for step in list(self._uncopied):
-            self.not_copied(step, why)
+        """Nothing is heard of copies any more; the keeper may go on copying."""
+        for handle in self._uncopied.values():
+            handle.never["replica"] = f"nothing more is heard of its copy: {why}"
+        self._uncopied.clear()
 
     def complete(self, step: int) -> None:
         """A step is in storage, of all ranks."""

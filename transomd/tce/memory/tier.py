@@ -225,11 +225,12 @@ class MemoryTier:
         """Wait until what is staged is on the disk, and let go; with ``leave``, the memory may be given back then."""
         if self._lease.forked:
             return
-        end, others = time.monotonic() + timeout, False
-        while self._waits() and time.monotonic() < end:
-            if not (others or self.ledger.unwritten):
-                # This rank's share is there; the keeper goes on without us if other ranks take long.
-                others, end = True, min(end, time.monotonic() + _PEERS_S)
+        end, alone = time.monotonic() + timeout, 0.0
+        while self._waits() and (now := time.monotonic()) < end:
+            # Once this rank's share is there, the keeper goes on without us if other ranks take long.
+            alone = 0.0 if self.ledger.unwritten else alone or now + _PEERS_S
+            if alone and now >= alone:
+                break
             # Without the lock: other threads may wait for what is to become of a step, too.
             self.pause(_LOOK_S)
         with self._lock:
