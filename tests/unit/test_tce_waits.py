@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory import tier
 from transomd.tce.memory.ledger import Ledger
+from transomd.tce.memory.slots import WRITING
+from transomd.tce.memory.table import Table
 from transomd.tce.memory.tier import MemoryTier
 from transomd.tce.schedule import Fixed
 
@@ -97,6 +100,9 @@ def test_a_step_that_is_saved_while_others_are_waited_for_is_waited_for_as_long_
         os.kill(pid, signal.SIGCONT)
         closing.join(90)
     assert not memory.ledger.unwritten
+    with CheckpointEngine(directory, rank=1, world_size=2, epoch=1) as other:  # else the keeper waits for it
+        for step in (1, 2):
+            other.save(step, state_of(step))
 
 
 def test_a_step_that_newer_saves_took_the_place_of_is_waited_for_no_more(directory: Path) -> None:
@@ -111,6 +117,59 @@ def test_a_step_that_newer_saves_took_the_place_of_is_waited_for_no_more(directo
         engine.close(0)
         with pytest.raises(CheckpointError, match="nothing more is heard of its copy: the program has closed its"):
             last.wait("replica", timeout=0)
+
+
+def test_a_step_whose_place_a_save_took_that_failed_is_waited_for_no_more(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,), silent(n1):
+        on(n1)
+        engine = saver(directory)
+        first, *_ = [engine.save(step, state_of(step)) for step in range(1, 5)]
+        memory = engine._memory
+        assert memory is not None
+        assert memory.ledger.awaits_copy(1)
+        link = memory._lease._link
+        assert link is not None
+        link.ask("status")  # it has looked at what was staged
+        opened = memory.open(5, Table(0, 1, (), ()))
+        assert not memory._pool.holds(1, 1)
+        memory.drop(opened)
+        with pytest.raises(CheckpointError, match="nor will have one: newer saves took its place"):
+            first.wait("replica", timeout=60)
+        engine.close(0)
+
+
+def test_a_step_in_memory_that_was_outgrown_and_is_given_back_is_waited_for_no_more(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,), silent(n1):
+        on(n1)
+        engine = saver(directory, storage_every=1, replica_every=10)
+        small = engine.save(10, state_of(10))
+        small.wait(timeout=60)
+        engine.save(11, {"x": torch.zeros(100_000)}).wait(timeout=60)
+        with pytest.raises(CheckpointError, match="nor will have one: newer saves took its place"):
+            small.wait("replica", timeout=60)
+        engine.close(0)
+
+
+def test_a_step_whose_slot_a_save_marked_and_gave_back_is_still_waited_for(directory: Path) -> None:
+    """The keeper looks at that very moment, and takes it for gone."""
+    with nodes(directory.parent, 1) as (n1,), silent(n1):
+        on(n1)
+        engine = saver(directory)
+        handle = engine.save(1, state_of(1))
+        memory = engine._memory
+        assert memory is not None
+        arena = arena_of(memory)
+        slot = newest_slot(arena)
+        before = arena.state(slot)
+        arena.set_state(slot, replace(before, state=WRITING))
+        memory._tell_staged()
+        link = memory._lease._link
+        assert link is not None
+        assert wait_for(lambda: link.ask("status") and any(told["t"] == "uncopied" for told in link.news), 60)
+        arena.set_state(slot, before)
+        with pytest.raises(TimeoutError):
+            handle.wait("replica", timeout=0.1)
+        engine.close(0)
 
 
 @pytest.mark.parametrize("where", ["data", "table"])

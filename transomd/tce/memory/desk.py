@@ -101,7 +101,8 @@ class Desk:
         self.office.pass_on(self.lines)
         for key, tenant in list(self._tenants.items()):
             tenant.pin(self.office.copies.keeps)
-            drop_outgrown(tenant)
+            if drop_outgrown(tenant):
+                tenant.answer_for()
             needed = any(guest.needs(key, tenant.arenas) for guest in self.lines.values())
             if tenant.deserted and self._done(tenant) and not needed and (ending or key in self._leaving):
                 self._leaving.discard(key)

@@ -73,11 +73,13 @@ def adopt(tenant: Tenant, brought: Sequence[int]) -> None:
             tenant.arenas = [arena]
 
 
-def drop_outgrown(tenant: Tenant) -> None:
-    """Free arenas that became too small, once nothing in them is newest, in use or still to be stored."""
+def drop_outgrown(tenant: Tenant) -> bool:
+    """Free arenas that became too small, once nothing in them is newest, in use or still to be stored; whether any."""
+    before = tenant.arenas
     newest = next(iter(tenant.staged()), None)
     for arena in tenant.arenas[:-1]:
         open_ = any(arena.used(slot) or arena.settled(slot) < state.seq for slot, state in enumerate(arena.states()))
         if not open_ and newest is not None and newest[0] is not arena:
             tenant.arenas = [other for other in tenant.arenas if other is not arena]
             close_aside([arena])
+    return tenant.arenas is not before

@@ -109,10 +109,17 @@ class Pool:
                 return True
         return False
 
-    def drop(self, opened: Opened) -> None:
-        """Nobody copies into this slot any more."""
-        self.opened = [other for other in self.opened if other is not opened]
+    def drop(self, opened: Opened) -> bool:
+        """Nobody copies into this slot any more; whether somebody might have."""
+        left = [other for other in self.opened if other is not opened]
+        was_open, self.opened = len(left) < len(self.opened), left
         self._close_unless_open(opened.arena)
+        return was_open
+
+    def holds(self, step: int, epoch: int) -> bool:
+        """Whether this is staged here."""
+        states = self.arena.states() if self.arena is not None else []
+        return any(state.state == STAGED and (state.step, state.epoch) == (step, epoch) for state in states)
 
     def close(self) -> None:
         """Let go of the arena."""

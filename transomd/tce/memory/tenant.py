@@ -51,6 +51,7 @@ class Tenant:
         self._bad: set[tuple[int, int]] = set()
         self._newest: Reached | None = None
         self._replicated: Reached | None = None
+        self._uncopied: frozenset[int] = frozenset()
         self._every = 0
         self._measured: Mapping[str, float] = {}
         self._taken_at, self._moved_at = 0.0, time.monotonic()
@@ -67,6 +68,7 @@ class Tenant:
         before = self._persister.orders.owner
         if before is None or before.epoch != owner.epoch:
             self.choose((), 0, {})
+            self._uncopied = frozenset()
         self._taken_at, self._visited = time.monotonic(), False
         self._persister.orders = replace(self._persister.orders, owner=owner, gone_at=None)
         self.ring()
@@ -173,19 +175,22 @@ class Tenant:
     def _damaged(self, entry: Entry) -> None:
         self.quarantine(entry[2].epoch, entry[2].step)
 
-    def answer_for(self, uncopied: Iterable[int]) -> None:
-        """Tell the program which of these steps, of whose copies it has not heard, are here no more.
+    def answer_for(self, uncopied: Iterable[int] | None = None) -> None:
+        """Tell the program which of these steps, of whose copies it has not heard, are here no more (``gone``).
 
-        What was copied was told before: a slot that is being copied is written over by nobody.
+        None: of those that it has named last. What was copied was told before: a slot that is being copied is written
+        over by nobody.
         """
+        if uncopied is not None:
+            self._uncopied = frozenset(uncopied)
         owner = self._persister.orders.owner
         epoch = owner.epoch if owner else 0
         here = {state.step for _, _, state in self.staged() if state.epoch == epoch}
-        for step in set(uncopied) - here:
-            self._tell_uncopied(step, epoch, "newer saves took its place first")
+        for step in self._uncopied - here:
+            self._tell_uncopied(step, epoch, "newer saves took its place first", gone=True)
 
-    def _tell_uncopied(self, step: int, epoch: int, why: str) -> None:
-        self._tell({"t": "uncopied", "step": step, "epoch": epoch, "why": why})
+    def _tell_uncopied(self, step: int, epoch: int, why: str, gone: bool = False) -> None:
+        self._tell({"t": "uncopied", "step": step, "epoch": epoch, "why": why, "gone": gone})
 
     def table(self, entry: Entry) -> Table:
         """What a slot says of itself; ValueError if it is damaged."""

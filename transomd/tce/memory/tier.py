@@ -107,17 +107,21 @@ class MemoryTier:
             self.ledger.schedule.saves(step)
             try:
                 self._pool.publish(opened, step, table)
-            finally:
+            except BaseException:
                 self.drop(opened)
+                raise
+            self._pool.drop(opened)
             if handle is not None:
                 self.ledger.add(handle)
             with contextlib.suppress(OSError):
                 self._tell_staged()
 
     def drop(self, opened: Opened) -> None:
-        """Give back a slot that is not going to be published."""
-        with self._lock:
-            self._pool.drop(opened)
+        """Give back a slot, unless it was published or given back."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._pool.drop(opened):
+                # Nothing new is there, but what was in the slot is gone.
+                self._tell_staged()
 
     def adopt(self, step: int, epoch: int) -> bool:
         """Make this start's own what an earlier one staged for this rank; whether it is there. Raises OSError.
@@ -210,7 +214,8 @@ class MemoryTier:
         for told in self._lease.news():
             if told["t"] == "lost":
                 self._superseded()
-            else:
+            elif not (told.get("gone") and self._pool.holds(told["step"], told["epoch"])):
+                # Else the keeper has looked while a save marked a slot, which it then gave back.
                 self.ledger.hear(told)
 
     def _superseded(self) -> None:
