@@ -340,3 +340,18 @@ def test_the_engine_says_what_such_a_checkpoint_is(tmp_path: Path) -> None:
 def test_errors_reach_other_ranks_whole() -> None:
     error = pickle.loads(pickle.dumps(DamagedError("file: tensor w is damaged", hint="look")))
     assert (str(error), error.hint) == ("file: tensor w is damaged", "look")
+
+
+def test_what_a_keeper_stores_before_it_ends_is_seen_by_who_looks_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends once all that it had is in storage: who asks storage first, and memory then, sees it in neither."""
+
+    def ended(place: Path) -> list[Any]:
+        dcp.save({"w": torch.ones(2)}, storage_writer=TransomStorageWriter(place, memory=False), checkpoint_id="3")
+        return []
+
+    monkeypatch.setattr("transomd.tce.dcp.newest.look", ended)
+    state = {"w": torch.zeros(2)}
+    assert load_newest(state, tmp_path) == 3
+    assert state["w"].tolist() == [1.0, 1.0]

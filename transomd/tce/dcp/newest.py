@@ -90,7 +90,9 @@ def _agreed(
 
     With it, of how many ranks it is in memory (0: it is not).
     """
-    everyones = _exchange(([folder.name for folder in folders(place)], [one.encode() for one in look(place)]), group)
+    # Memory first: a keeper that has nobody ends once all of it is in storage, and there it is seen then.
+    mine = [one.encode() for one in look(place)]
+    everyones = _exchange(([folder.name for folder in folders(place)], mine), group)
     stored = set.intersection(*({*names} for names, _ in everyones))
     held = [decode(one) for _, of_rank in everyones for one in of_rank]
     found = dict.fromkeys(stored, 0) | _names(whole(held))
