@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tol_views import plain_job
 from transom_slurm.types import JobBase, JobStatus, SlurmJob, SubmitRequest
-from transom_sql.records import Attempt, Incident, Intent, Job, Launch
+from transom_sql.records import Attempt, Incident, Intent, Launch
 
 from transomd.api.wire import LauncherReport
 from transomd.settings import Settings
@@ -68,23 +69,9 @@ def test_a_store_is_given_more_time_each_time() -> None:
 
 
 def view(*incidents: Incident, attempts: int = 1) -> JobView:
-    job = Job(
-        id=1,
-        name="train",
-        user="ada",
-        uid=1000,
-        state="running",
-        spec={},
-        run_dir="/r",
-        cwd="/",
-        reason="",
-        token_sha256="0" * 64,
-        created_at=0.0,
-        changed_at=0.0,
-    )
     told = tuple(Attempt(job_id=1, number=n, tag=f"t-{n}", created_at=0.0) for n in range(1, attempts + 1))
     spec = JobSpec(name="train", command="true", nodes=1)
-    return JobView(job=job, spec=spec, attempts=told, incidents=incidents, report_at=100.0)
+    return JobView(job=plain_job(), spec=spec, attempts=told, incidents=incidents, report_at=100.0)
 
 
 def test_attempts_that_ended_at_their_time_limit_are_not_spent() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tol_views import plain_job
 from transom_slurm.types import JobBase, JobStatus, SlurmJob
-from transom_sql.records import Attempt, Job
+from transom_sql.records import Attempt
 
 from transomd.settings import Settings
 from transomd.spec import JobSpec
@@ -16,23 +17,9 @@ NOW = 10_000.0
 
 
 def view(number: int, state: JobState, heard_at: float) -> JobView:
-    job = Job(
-        id=number,
-        name="train",
-        user="ada",
-        uid=1000,
-        state=state.value,
-        spec={},
-        run_dir="/r",
-        cwd="/",
-        reason="",
-        token_sha256="0" * 64,
-        created_at=0.0,
-        changed_at=0.0,
-    )
     attempt = Attempt(job_id=number, number=1, tag=f"t-{number}", created_at=0.0, slurm_job_id=number)
     spec = JobSpec(name="train", command="true", nodes=1)
-    return JobView(job=job, spec=spec, attempts=(attempt,), report_at=heard_at)
+    return JobView(job=plain_job(number, state), spec=spec, attempts=(attempt,), report_at=heard_at)
 
 
 def slurm(base: JobBase | None, *flags: str) -> SlurmView:

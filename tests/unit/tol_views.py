@@ -26,6 +26,24 @@ some_nodes = st.lists(st.sampled_from(NODES), unique=True, max_size=5)
 epochs = st.integers(min_value=1, max_value=4)
 
 
+def plain_job(number: int = 1, state: JobState = JobState.RUNNING) -> Job:
+    """A job as it is recorded, of which nothing but its state matters."""
+    return Job(
+        id=number,
+        name="train",
+        user="ada",
+        uid=1000,
+        state=state.value,
+        spec={},
+        run_dir="/r",
+        cwd="/",
+        reason="",
+        token_sha256="0" * 64,
+        created_at=0.0,
+        changed_at=0.0,
+    )
+
+
 def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.none() | values
 
