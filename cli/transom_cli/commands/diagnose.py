@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transomd.tee.types import Evidence, Verdict
 
 SHOWN = 12
-"""Pieces of evidence, or files, that are shown to people; ``--json`` gives them all."""
+"""Pieces of evidence, or files, that are shown to people; ``--json`` gives all evidence."""
 NEXT = (
     "next: give all that was printed around the failure at once: the logs of every rank, what srun or torchrun said, "
     "and the kernel logs of the nodes: transom diagnose rank-*.log slurm-4711.out dmesg-n*.txt"
@@ -48,7 +48,7 @@ def diagnose(logs: tuple[str, ...], as_json: bool) -> int:
     read: list[Read] = []
     verdict = look(logs, read=read)
     if as_json:
-        print(json.dumps({**verdict_to_json(verdict), "read": [_read_json(one) for one in read]}, indent=2))
+        print(json.dumps(verdict_to_json(verdict), indent=2))
     elif verdict.evidence:
         print("\n".join(page(verdict, columns=width())))
     else:
@@ -62,7 +62,7 @@ def nothing_known(read: Sequence[Read], *, columns: int) -> list[str]:
     for one in read[:SHOWN]:
         lines += wrapped(f"{plain(one.path)}: {_of(one)}", columns)
     if len(read) > SHOWN:
-        lines.append(f"  and {len(read) - SHOWN} more; --json shows them")
+        lines.append(f"  and {len(read) - SHOWN} more")
     return [*lines, "", *folded(NEXT, columns)]
 
 
@@ -73,10 +73,6 @@ def _of(one: Read) -> str:
         return f"{size(one.size)} of no text, so nothing in it was understood"
     lines = "1 line" if one.lines == 1 else f"{one.lines} lines"
     return f"{lines} ({size(one.size)}), without a sign of a failure that transom knows"
-
-
-def _read_json(one: Read) -> dict[str, object]:
-    return {"file": plain(one.path), "bytes": one.size, "lines": one.lines, "binary": one.binary}
 
 
 def page(verdict: Verdict, *, columns: int) -> list[str]:
