@@ -13,7 +13,8 @@ from transomd.launch.program import SRUN_LOG
 from transomd.launch.watch import FIRST_EXITS, MAX_EXITS, LogWatch
 from transomd.spec import JobSpec
 from transomd.tee.progress import DEFAULT_PATTERN, Progress
-from transomd.words import Role
+from transomd.tee.verdict import fuse
+from transomd.words import Action, Blame, Role
 
 SPEC = JobSpec(name="t", command="true", nodes=2, tasks_per_node=1, workdir="/")
 
@@ -60,6 +61,18 @@ def test_tasks_that_are_killed_after_the_first_bad_end_are_torn_down_also_later(
         file.write("srun: error: n2: task 1: Killed\n")
     made.poll(101.0)
     assert [e.role for e in made.evidence() if e.source == "exit"] == [Role.CONTEXT, Role.VICTIM]
+
+
+def test_a_rank_that_is_ended_while_it_prints_an_exception_ends_no_job(tmp_path: Path) -> None:
+    log = tmp_path / "rank-00000.log"
+    log.write_text("going on\n")
+    made = told(tmp_path, "srun: error: n2: task 1: Killed\n")
+    with log.open("a") as file:
+        file.write('Traceback (most recent call last):\n  File "t.py", line 3, in <module>\nRingBroken: ')
+    made.poll(101.0, final=True)
+    verdict = fuse(made.evidence(), nodes=("n1", "n2"), ranks_by_node={"n1": (0,), "n2": (1,)}, has_run=True)
+    assert (verdict.action, verdict.blame, verdict.ranks) == (Action.RESTART, Blame.UNKNOWN, (1,))
+    assert [e.text.partition("\n")[0] for e in verdict.evidence if e.rank == 0] == ["RingBroken:"]
 
 
 def test_a_peer_named_by_its_address_gets_its_nodes_name(tmp_path: Path) -> None:

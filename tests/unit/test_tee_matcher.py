@@ -149,6 +149,8 @@ def test_an_exception_of_the_program() -> None:
         ("torch.distributed.DistNetworkError: something new", "PY-DIST", Role.VICTIM),
         ("RuntimeError: [/x/gloo/transport/tcp/pair.cc:547] Something new", "GLOO", Role.VICTIM),
         ("ConnectionResetError: [Errno 104] Connection reset by peer", "PY-CONNRESET", Role.VICTIM),
+        ("ConnectionResetError: Cannot write to closing transport", "PY-CONNRESET", Role.VICTIM),
+        ("BrokenPipeError", "PY-CONNRESET", Role.VICTIM),
         ("KeyboardInterrupt", "PY-INTERRUPTED", Role.VICTIM),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", "CUDA-OOM", Role.ROOT),
     ],
@@ -156,6 +158,43 @@ def test_an_exception_of_the_program() -> None:
 def test_an_exception_is_classed_by_its_inner_text(exception: str, signature: str, role: Role) -> None:
     found = one(f'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n{exception}\n')
     assert (found.signature, found.role) == (signature, role)
+
+
+RAISED = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["FileNotFoundError: ", "RingBroken: rank", "RingBroken", "KeyError: 3\n\nDuring handling of the above exception,"],
+)
+def test_an_exception_that_its_ranks_end_cut_off_is_no_cause(end: str) -> None:
+    found = one(RAISED + end, live=True)
+    assert (found.signature, found.role, found.blame) == ("PY-EXCEPTION", Role.CONTEXT, Blame.UNKNOWN)
+    assert found.text.startswith(end.partition("\n")[0].strip())
+
+
+def test_a_chain_whose_end_is_cut_off_is_no_cause_unless_its_beginning_is_known() -> None:
+    chain = "\n\nDuring handling of the above exception, another exception occurred:\n\n" + RAISED
+    assert one(f"{RAISED}KeyError: 3{chain}", live=True).role is Role.CONTEXT
+    assert one(f"{RAISED}KeyError: 3{chain}OSError: no such thing\n", live=True).role is Role.ROOT
+    assert one(f"{RAISED}{ECC}{chain}", live=True).signature == "CUDA-ECC"
+
+
+def test_half_a_line_of_an_exception_without_its_traceback_is_no_cause() -> None:
+    assert one("ValueError: bad", live=True).role is Role.CONTEXT
+    assert one("ValueError: bad shape\n", live=True).role is Role.ROOT
+
+
+def test_a_file_that_lacks_its_last_end_of_line_is_whole() -> None:
+    assert one(RAISED + "RingBroken: rank 3").role is Role.ROOT
+
+
+def test_a_traceback_that_comes_in_two_chunks_is_whole() -> None:
+    matcher = Matcher()
+    for part in (RAISED, "RingBroken: rank 3\n"):
+        matcher.feed(Chunk(file="x.log", data=part.encode()), NOW)
+    matcher.finish()
+    assert [one.role for one in matcher.evidence()] == [Role.ROOT]
 
 
 def test_a_chain_is_one_piece_of_evidence_and_its_known_cause_decides() -> None:

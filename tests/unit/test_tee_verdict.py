@@ -235,6 +235,31 @@ def test_a_rank_killed_after_another_had_failed_is_not_the_cause() -> None:
     assert verdict.ranks == (5,)
 
 
+OWN_WORDS = "RingBroken: rank 3 has left"
+
+
+@pytest.mark.parametrize(("ranks", "after_s"), [((0,), 0.0), ((0,), 0.5), ((0, 2, 4, 6), 0.5)])
+def test_what_others_raise_once_a_rank_was_killed_is_no_cause(ranks: tuple[int, ...], after_s: float) -> None:
+    own = [one for rank in ranks for one in raised(OWN_WORDS, rank, T + after_s)]
+    verdict = judge([*exits(137, 3), *own])
+    assert short(verdict) == ("unknown", "unknown", "restart", (), ())
+    assert (verdict.ranks, "killed by SIGKILL" in verdict.summary) == ((3,), True)
+
+
+def test_what_others_raise_once_a_rank_has_crashed_is_no_cause() -> None:
+    verdict = judge([*exits(139, 3), *raised(OWN_WORDS, 0, T + 0.5)])
+    assert short(verdict) == ("unknown", "unknown", "restart", (), ())
+    assert verdict.ranks == (3,)
+
+
+def test_what_is_raised_before_a_rank_is_killed_or_with_its_crash_is_a_cause() -> None:
+    stops = ("user-code", "program", "stop", (), ())
+    assert short(judge([*raised(OWN_WORDS, 0, T), *exits(137, 3, at=T + 0.5)])) == stops
+    assert short(judge([*raised(OWN_WORDS, 0, T), *exits(134, 3, at=T)])) == stops
+    assert short(judge([*raised(OWN_WORDS, 3, T), *exits(137, 3, at=T)])) == stops
+    assert short(judge([*exits(1, 0), *exits(137, 3), *raised(OWN_WORDS, 0, T)])) == stops
+
+
 def test_of_srun_lines_read_at_once_the_first_bad_end_counts() -> None:
     lines = "srun: error: n3: task 5: Exited with exit code 1\nsrun: error: n1: tasks 0-1: Killed"
     verdict = judge([*log(lines, at=T), *detect.srun_exits(lines, T)])

@@ -20,6 +20,9 @@ TOGETHER_S = 60.0
 LOST = frozenset({"HEARTBEAT-LOST", "SLURM-NODE-DOWN", "SL-NODEFAIL", "SL-NOTRESP"})
 """Signatures that say that a node is gone."""
 
+_GENERIC = ("PY-EXCEPTION", "PY-GENERIC")
+"""Exceptions that no signature knows: what they mean is their program's secret."""
+
 _STRENGTH = ("probe", "slurm", "kernel", "heartbeat", "process", "log", "exit", "progress")
 _ADDRESS = re.compile(r"[\d.]+|[0-9a-fA-F:.%]*:[0-9a-fA-F:.%]*")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
@@ -77,7 +80,7 @@ def prepare(
     placed = [_place(one, known, node_of) for one in evidence]
     recent = _recent(placed)
     single = len({one.file for one in recent if one.file}) == 1
-    ordered = sorted(recent, key=lambda one: _order(one, single))
+    ordered = _after_a_kill(sorted(recent, key=lambda one: _order(one, single)))
     return Case(
         evidence=tuple(ordered),
         nodes=tuple(nodes),
@@ -123,6 +126,27 @@ def _recent(evidence: Sequence[Evidence]) -> list[Evidence]:
         return list(evidence)
     oldest = max(times) - WINDOW_S
     return [one for one in evidence if one.at is None or one.at >= oldest or not one.forgeable]
+
+
+def _after_a_kill(ordered: Sequence[Evidence]) -> list[Evidence]:
+    """Take exceptions that nobody knows for their victims' where a rank had first been ended by a signal.
+
+    A program may say in its own words that a peer is gone. srun tells of ends in their order, and nobody ends a rank by
+    SIGKILL because of another's exception before that one has ended; an abort may come with it, seen in one look.
+    """
+    end = next((one for one in ordered if one.source == "exit" and one.role is Role.CONTEXT), None)
+    if end is None or end.signature not in ("EXIT-SIGKILL", "EXIT-SIGNAL"):
+        return list(ordered)
+    generic = [one for one in ordered if one.role is Role.ROOT and one.signature in _GENERIC]
+    first = {shape(one): one for one in reversed(generic)}
+    later = [key for key, one in first.items() if one.rank != end.rank and _came_after(one, end)]
+    return [replace(one, role=Role.VICTIM) if one in generic and shape(one) in later else one for one in ordered]
+
+
+def _came_after(one: Evidence, end: Evidence) -> bool:
+    if one.at is None or end.at is None:
+        return False
+    return one.at > end.at or (one.at == end.at and end.signature == "EXIT-SIGKILL")
 
 
 def _order(one: Evidence, single: bool) -> tuple[float, int, int, str, int]:

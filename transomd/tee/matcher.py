@@ -25,6 +25,8 @@ _EXPECTED = ("PY-NOFILE",)
 """Exceptions that a program may expect and make up for."""
 _OF_MANY = ("PY-EXCEPTION", *_EXPECTED)
 """Signatures that stand for different faults: one that was made up for must not hide a later one."""
+_OF_ANY = ("PY-GENERIC", *_OF_MANY)
+"""Signatures of what no other knows: half a line says nothing then, for the other half might be known."""
 _SHAPES = 8192
 _LONGEST_SHAPE = 512
 _BEFORE = 1024
@@ -50,11 +52,12 @@ EXCEPTION = Signature(
 class _Stream:
     """What is remembered about one file."""
 
-    __slots__ = ("at", "lines", "number", "open")
+    __slots__ = ("at", "cut", "lines", "number", "open")
 
     def __init__(self) -> None:
         self.lines = 0
         self.number = 0
+        self.cut = False
         self.at: float | None = None
         self.open: dict[str, _Open] = {}
 
@@ -71,7 +74,8 @@ class Matcher:
     """Reads chunks of many files. One matcher serves one launch: evidence once seen is not told again, only counted.
 
     With ``live`` a line without a credible time stamp is taken to have been printed when it was read; otherwise it gets
-    the time of the nearest line above it that has one.
+    the time of the nearest line above it that has one. And what ends without an end of line was cut off by the end of
+    its rank, where a file that a person hands in may merely lack it.
     """
 
     def __init__(self, catalogue: Catalogue | None = None, *, nodes: Collection[str] = (), live: bool = True) -> None:
@@ -119,6 +123,7 @@ class Matcher:
                 stream.number = stream.lines + index + 1
                 self._note_time(lines[max(looked_at, index - _LOOK_BACK) : index + 1], stream, now)
                 looked_at = index + 1
+                stream.cut = self._live and index + 1 == len(lines) and 0 < len(lines[index]) <= MAX_LINE
                 for part in self._parts(lines[index]):
                     yield from self._line(part, chunk, stream, now)
 
@@ -171,7 +176,7 @@ class Matcher:
         printer, text = split_prefix(decode(raw), self._nodes)
         running = stream.open.get(printer.label)
         if running:
-            if running.traceback.take(text, now) and not running.traceback.full:
+            if running.traceback.take(text, now, whole=not stream.cut) and not running.traceback.full:
                 return
             if running.traceback.ended or running.traceback.full:
                 yield from self._close(printer.label, chunk.file, stream)
@@ -180,6 +185,7 @@ class Matcher:
             stream.open[printer.label] = _Open(started, _whole(printer, chunk), stream.at)
         elif found := self._catalogue.find(text):
             signature, match = found
+            signature = _unsure(signature) if stream.cut else signature
             yield from self._keep(self._make(signature, match, text, _whole(printer, chunk), chunk.file, stream))
 
     def _make(
@@ -223,6 +229,7 @@ class Matcher:
         done, printer, at = stream.open.pop(label)
         if done.exceptions:
             signature, match = self._classify(done.exceptions)
+            signature = _unsure(signature) if self._live and not done.whole else signature
             made = self._make(signature, match, done.text(), printer, file, stream)
             yield from self._keep(replace(made, line=done.line, at=at))
 
@@ -239,6 +246,13 @@ class Matcher:
             return (roots or found)[0]
         last = self._catalogue.find(exceptions[-1])
         return last if last and last[0].id in _EXPECTED else (EXCEPTION, None)
+
+
+def _unsure(signature: Signature) -> Signature:
+    """What is left of a signature whose line, or whose chain of exceptions, was cut off by the end of its rank."""
+    if signature.id not in _OF_ANY:
+        return signature
+    return replace(signature, role=Role.CONTEXT, blame=Blame.UNKNOWN, action=Action.RESTART)
 
 
 def _time(line: bytes, now: float) -> float | None:

@@ -27,48 +27,58 @@ class _Frame(NamedTuple):
 
 
 class Traceback:
-    """One traceback, with the ones chained to it, while its lines come in."""
+    """One traceback, with the ones chained to it, while its lines come in.
 
-    __slots__ = ("_frames", "_grouped", "_inside", "_lines", "exceptions", "line", "touched")
+    ``whole``: its last exception line has come to its end, and no further one of the chain is announced.
+    """
+
+    __slots__ = ("_frames", "_grouped", "_inside", "_lines", "exceptions", "line", "touched", "whole")
 
     def __init__(self, line: int, touched: float) -> None:
         self.line = line
         self.touched = touched
         self.exceptions: list[str] = []
+        self.whole = False
         self._frames: list[_Frame] = []
         self._inside = True
         self._grouped = False
         self._lines = 0
 
-    def take(self, text: str, touched: float) -> bool:
-        """Take the printer's next line, without prefix. False when the line is not part of the traceback any more."""
+    def take(self, text: str, touched: float, *, whole: bool = True) -> bool:
+        """Take the printer's next line, without prefix. False when the line is not part of the traceback any more.
+
+        ``whole`` is false for a line that has no end.
+        """
         self._lines += 1
         self.touched = touched
         if text.endswith(HEADER):
             self._grouped = self._grouped or "Exception Group" in text
-            self._inside, self._frames = True, []
+            self._inside, self.whole, self._frames = True, False, []
             return True
         if self._grouped:
             text = _GROUP.sub("", text)
-        return self._take_inside(text) if self._inside else self._take_after(text)
+        return self._take_inside(text, whole) if self._inside else self._take_after(text)
 
     @property
     def full(self) -> bool:
         """Whether it is too long to be one."""
         return self._lines > MAX_LINES
 
-    def _take_inside(self, text: str) -> bool:
+    def _take_inside(self, text: str, whole: bool) -> bool:
         if not text or text[0] == " ":
             self._keep_frame(text)
             return True
         if not _EXCEPTION.match(text):
             return False
         self.exceptions = [*self.exceptions[-7:], text]
-        self._inside = False
+        self._inside, self.whole = False, whole
         return True
 
     def _take_after(self, text: str) -> bool:
-        return not text or text.startswith(_CHAIN)
+        if text.startswith(_CHAIN):
+            self.whole = False
+            return True
+        return not text
 
     @property
     def ended(self) -> bool:
