@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from transom_slurm import pending
+
 from transomd import words
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -54,6 +56,20 @@ def _listed(state: words.JobState, targets: frozenset[words.JobState]) -> str:
     return " ".join(f"`{target}`" for target in words.JobState if target in targets)
 
 
+def waiting_reasons() -> str:
+    """Slurm's reasons for which a job waits."""
+    rows = (
+        (
+            " ".join(f"`{word}`" for word in row.words),
+            row.until.value,
+            row.meaning,
+            f"`{row.command.format(job='JOB', partition='P')}`" if row.command else "",
+        )
+        for row in pending.REASONS
+    )
+    return table(("reason", "waits for", "meaning", "look at, or type"), rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "job-states": job_states,
     "moves": moves,
@@ -68,6 +84,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "intent-states": lambda: word_table(words.IntentState, "state"),
     "launcher-phases": lambda: word_table(words.LauncherPhase, "phase"),
     "exit-codes": exit_codes,
+    "waiting-reasons": waiting_reasons,
 }
 
 

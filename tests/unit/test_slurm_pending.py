@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from transom_slurm.pending import explained, told, waits_for_person
+from transom_slurm.parsers import parse_squeue
+from transom_slurm.pending import LAUNCH_FAILED, REASONS, Pending, explained, told, waits_for_person
 from transom_slurm.states import parse_job_status
-from transom_slurm.types import SlurmJob
+from transom_slurm.types import JobBase, SlurmJob
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "~0123456789abcdef~"
+"""The token with which the golden answers were asked for."""
 
 
 def job(reason: str, state: str = "PENDING", partition: str = "main") -> SlurmJob:
@@ -80,6 +87,7 @@ def test_what_waiting_may_end_is_explained(reason: str, meaning: str, command: s
         ("JobHeldUser", "scontrol release 7"),
         ("JobHeldAdmin", "scontrol release 7, by an administrator"),
         ("JobHoldMaxRequeue", "scontrol release 7"),
+        ("launch failed requeued held", "scontrol release 7 && scontrol update jobid=7 StartTime=now"),
         ("DependencyNeverSatisfied", "scontrol update jobid=7 Dependency="),
     ],
 )
@@ -103,3 +111,29 @@ def test_of_several_partitions_another_may_start_the_job() -> None:
     assert waits_for_person(limit) is None
     assert waits_for_person(replace(job("PartitionTimeLimit"), qos="day,night")) is None
     assert waits_for_person(job("JobHeldUser", partition="gpu,cpu")) is not None
+
+
+@pytest.mark.parametrize("row", REASONS, ids=lambda row: row.words[0])
+def test_no_reason_is_hidden_behind_an_earlier_one(row: Pending) -> None:
+    for word in row.words:
+        found = explained(job(word.replace("*", "X")))
+        assert found is not None
+        assert found.meaning == row.meaning
+
+
+@pytest.mark.parametrize("version", ["22.05.8", "24.11.5"])
+def test_every_reason_that_a_controller_has_given_is_known(version: str) -> None:
+    answer = (ROOT / "tests/golden/slurm" / version / "squeue.txt").read_text()
+    waiting = [one for one in parse_squeue(answer, TOKEN).values() if one.status.base is JobBase.PENDING]
+    assert len(waiting) >= 5
+    assert [one.reason for one in waiting if explained(one) is None] == []
+
+
+def test_every_reason_that_a_page_names_is_known() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    named = set(
+        re.findall(r"\b(?:Job(?:Held|Hold)|QOS|Assoc|Partition|ReqNode|BadCons|Invalid|Depend)[A-Z*][\w*]+", text)
+    )
+    named |= set(re.findall(LAUNCH_FAILED.replace(" ", "[ _]"), text))
+    assert len(named) > 20
+    assert sorted(word for word in named if explained(job(word.replace("*", "X"))) is None) == []

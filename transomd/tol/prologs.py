@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 
+from transom_slurm.pending import LAUNCH_FAILED, plain_reason
 from transom_slurm.types import SlurmJob, SlurmNode
 
 from transomd.tol.view import JobView, World
 
 # Slurm's own words, or what transom wrote in their place once it knew the check (tol/findings.py).
 _PROLOG_ERROR = re.compile(r"(?:transom\[[\w-]+\] )?Prolog error\b")
-_HELD = "launch failed requeued held"
 
 
 def prolog_failed(view: JobView, world: World, job: SlurmJob) -> bool:
@@ -24,7 +24,7 @@ def prolog_failed(view: JobView, world: World, job: SlurmJob) -> bool:
 
 def held_for_launch(job: SlurmJob) -> bool:
     """Whether Slurm has put a job back and holds it because its launch failed; only a person would release it."""
-    return job.reason.replace("_", " ").lower() == _HELD
+    return plain_reason(job.reason) == plain_reason(LAUNCH_FAILED)
 
 
 def culprits(view: JobView, world: World, job: SlurmJob) -> tuple[str, ...]:
