@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tol_sites import hands, started
 from tol_world import SimWorld, quick_settings
 from transom_slurm.types import NodeStatus, SlurmNode
 from transom_sql.records import NodeRecord
@@ -13,7 +14,6 @@ from transom_sql.records import NodeRecord
 from transomd.health.checker import ProbeOptions
 from transomd.tol import nodewatch
 from transomd.tol.clearings import Clearings
-from transomd.tol.manual import Hands
 from transomd.tol.nodewatch import NodeWatch
 from transomd.tol.reach import Reach
 from transomd.tol.view import SlurmView
@@ -22,11 +22,9 @@ from transomd.words import JobState
 
 @pytest.fixture
 async def world() -> AsyncIterator[SimWorld]:
-    made = SimWorld()
-    await made.start_daemon()
-    await made.run(5)
-    yield made
-    await made.close()
+    async with started() as made:
+        await made.run(5)
+        yield made
 
 
 def cleared(world: SimWorld, node: str) -> float | None:
@@ -38,13 +36,11 @@ def cleared(world: SimWorld, node: str) -> float | None:
 
 
 async def test_undrain_clears_at_once(world: SimWorld) -> None:
-    assert world.operator is not None
     world.unfit["n2"] = ["xid"]
     await world.submit()
     await world.until(world.drained, "n2 is drained")
     assert cleared(world, "n2") is None
-    hands = Hands(world.operator, world.settings, world.slurm.clock, "http://x")
-    (done,) = await hands.undrain(["n2"], "ann", dry_run=False)
+    (done,) = await hands(world).undrain(["n2"], "ann", dry_run=False)
     assert done["done"], done
     at = cleared(world, "n2")
     assert at == world.now
@@ -52,28 +48,25 @@ async def test_undrain_clears_at_once(world: SimWorld) -> None:
     assert cleared(world, "n2") == at
     assert world.events("cleared") == [], "it was told as undrained"
     await world.end()
-    world.check()
 
 
-async def lost_and_drained(world: SimWorld) -> Hands:
-    """A node lost under a job, DOWN to Slurm and drained for it; who undrains by hand."""
-    assert world.operator is not None
+async def lost_and_drained(world: SimWorld) -> None:
+    """Lose a node under a job: it is DOWN to Slurm, and drained for it."""
     await world.submit()
     await world.until(lambda: world.state() is JobState.RUNNING)
     world.power_loss("n2")
     await world.until(world.drained, "n2 is drained")
     await world.run(60)
     assert (await world.slurm.nodes())["n2"].status.base == "DOWN"
-    return Hands(world.operator, world.settings, world.slurm.clock, "http://x")
 
 
 async def test_undrain_brings_a_lost_node_back_that_is_down(world: SimWorld) -> None:
-    hands = await lost_and_drained(world)
-    (planned,) = await hands.undrain(["n2"], "ann", dry_run=True)
+    await lost_and_drained(world)
+    (planned,) = await hands(world).undrain(["n2"], "ann", dry_run=True)
     assert (planned["done"], planned["message"]) == (False, "would be resumed")
     assert planned["command"] == "scontrol update nodename=n2 state=resume"
     assert world.calls("resume") == []
-    (done,) = await hands.undrain(["n2"], "ann", dry_run=False)
+    (done,) = await hands(world).undrain(["n2"], "ann", dry_run=False)
     assert done["done"], done
     await world.run(5)
     status = (await world.slurm.nodes())["n2"].status
@@ -82,12 +75,12 @@ async def test_undrain_brings_a_lost_node_back_that_is_down(world: SimWorld) -> 
 
 
 async def test_undrain_leaves_a_node_that_somebody_else_set_down(world: SimWorld) -> None:
-    hands = await lost_and_drained(world)
+    await lost_and_drained(world)
     world.slurm.drain_by_person("n2", "RMA 4711")
-    (drained,) = await hands.undrain(["n2"], "ann", dry_run=False)
+    (drained,) = await hands(world).undrain(["n2"], "ann", dry_run=False)
     assert "not by transom: RMA 4711" in drained["message"]
     world.slurm.set_down("n3", "power supply")
-    (down,) = await hands.undrain(["n3"], "ann", dry_run=False)
+    (down,) = await hands(world).undrain(["n3"], "ann", dry_run=False)
     assert (down["done"], "was set DOWN by" in down["message"]) == (False, True)
     assert world.calls("resume") == []
 

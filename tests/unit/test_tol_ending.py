@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tol_sites import started
 from tol_views import NOW, recorded, views, worlds
 from tol_world import SimWorld, quick_settings
 from transom_sql.records import Intent
@@ -20,10 +21,8 @@ SITE = quick_settings()
 
 @pytest.fixture
 async def world() -> AsyncIterator[SimWorld]:
-    made = SimWorld()
-    await made.start_daemon()
-    yield made
-    await made.close()
+    async with started() as made:
+        yield made
 
 
 async def test_a_launcher_that_is_heard_again_does_not_hide_that_its_job_will_be_cancelled(world: SimWorld) -> None:
@@ -40,7 +39,6 @@ async def test_a_launcher_that_is_heard_again_does_not_hide_that_its_job_will_be
     assert await world.end(within_s=2000) is JobState.COMPLETED, world.story()
     assert len(world.store.attempts(1)) == 2, world.story()
     assert not any("nothing was done" in event.message for event in world.events()), world.story()
-    world.check()
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from tol_sites import training
 from tol_world import SimWorld
 from transom_slurm.stuck import COMPLETING_S
 
@@ -18,13 +19,9 @@ NEVER = 1e6
 
 @pytest.fixture
 async def world() -> AsyncIterator[SimWorld]:
-    """A job that trains on a cluster where no epilog ever ends; twice as many nodes as it needs."""
-    made = SimWorld(7, completing_s=NEVER, accounting=False)
-    await made.start_daemon()
-    await made.submit({"spares": 0})
-    await made.until(lambda: made.state() is JobState.RUNNING)
-    yield made
-    await made.close()
+    """On a cluster where no epilog ever ends; twice as many nodes as the job needs."""
+    async with training(7, completing_s=NEVER, accounting=False) as made:
+        yield made
 
 
 async def test_a_new_attempt_does_not_wait_for_an_epilog_that_never_ends(world: SimWorld) -> None:
@@ -34,7 +31,6 @@ async def test_a_new_attempt_does_not_wait_for_an_epilog_that_never_ends(world: 
     assert (first.ended_at or 0.0) - first.created_at > COMPLETING_S
     assert set(second.excluded) <= {"n2"}, "Slurm gives no node away that is COMPLETING"
     assert not {"n1", "n2", "n3"} & set(second.nodes), world.story()
-    world.check()
 
 
 async def test_a_slurm_that_was_away_itself_is_given_its_time(world: SimWorld) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tol_launcher import SimLauncher
+from tol_sites import started
 from tol_world import SimWorld, quick_settings
 from transom_slurm.fake import SubmitFate
 from transom_slurm.types import JobBase
@@ -23,11 +24,8 @@ from transomd.words import Action, Blame, FailureClass, JobState, LauncherPhase,
 
 @pytest.fixture
 async def world() -> AsyncIterator[SimWorld]:
-    made = SimWorld()
-    await made.start_daemon()
-    yield made
-    made.check()
-    await made.close()
+    async with started() as made:
+        yield made
 
 
 def exception_on(ranks: int, nodes: list[str]) -> list[Evidence]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tol_sites import started
 from tol_world import SimWorld
 from transom_sql.store import StoreError
 
@@ -20,10 +21,8 @@ FULL = "the disk is full"
 
 @pytest.fixture
 async def world() -> AsyncIterator[SimWorld]:
-    made = SimWorld()
-    await made.start_daemon()
-    yield made
-    await made.close()
+    async with started() as made:
+        yield made
 
 
 def fails(name: str, cause: str) -> Any:

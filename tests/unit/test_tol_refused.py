@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tol_sites import started, training
 from tol_world import SimWorld, quick_settings
 from transom_slurm.errors import SlurmRejected
 from transom_slurm.fake_world import SubmitFate
@@ -20,13 +21,8 @@ from transomd.words import IntentState, JobState
 
 @pytest.fixture
 async def world() -> AsyncIterator[SimWorld]:
-    """A job that trains, and would lose its allocation with its second node."""
-    made = SimWorld()
-    await made.start_daemon()
-    await made.submit({"spares": 0})
-    await made.until(lambda: made.state() is JobState.RUNNING)
-    yield made
-    await made.close()
+    async with training() as made:
+        yield made
 
 
 async def test_a_refused_attempt_is_held_and_offered_again_until_it_is_taken(world: SimWorld) -> None:
@@ -39,39 +35,34 @@ async def test_a_refused_attempt_is_held_and_offered_again_until_it_is_taken(wor
     assert await world.end() is JobState.COMPLETED, world.story()
     assert len(world.events("held")) == 1, world.story()
     assert len(world.store.attempts(1)) == 2
-    world.check()
 
 
 async def test_what_is_refused_for_the_nodes_left_out_is_offered_with_all_of_them() -> None:
     """The rule for how many may be left out cannot know what a constraint or a reservation leaves."""
-    world = SimWorld()
-    world.slurm.refuses_to_leave_out = True
-    await world.start_daemon()
-    await world.submit({"spares": 0})
-    world.at_step(8, lambda _: world.power_loss("n2"))
-    await world.until(lambda: len(world.store.attempts(1)) == 2, "a second attempt")
-    world.off.clear()
-    world.slurm.heal_node("n2")
-    assert await world.end() is JobState.COMPLETED, world.story()
-    assert "the next offer leaves none out" in world.story()
-    assert world.events("held") == [], world.story()
-    assert world.store.attempts(1)[-1].excluded == ()
-    await world.close()
+    async with started() as world:
+        world.slurm.refuses_to_leave_out = True
+        await world.submit({"spares": 0})
+        world.at_step(8, lambda _: world.power_loss("n2"))
+        await world.until(lambda: len(world.store.attempts(1)) == 2, "a second attempt")
+        world.off.clear()
+        world.slurm.heal_node("n2")
+        assert await world.end() is JobState.COMPLETED, world.story()
+        assert "the next offer leaves none out" in world.story()
+        assert world.events("held") == [], world.story()
+        assert world.store.attempts(1)[-1].excluded == ()
 
 
 async def test_only_nodes_of_the_jobs_own_partition_count_as_left() -> None:
     """The job names none, so Slurm's default is its own; it would wait for ever without the one node that is blamed."""
     partitions = {"gpu": ["n1", "n2", "n3"], "cpu": ["n4", "n5", "n6"]}
-    world = SimWorld(6, partitions=partitions, settings=quick_settings(drain={"node_loss": "observe"}))
-    await world.start_daemon()
-    await world.submit({"spares": 0})
-    world.at_step(8, lambda _: world.power_loss("n2"))
-    await world.until(lambda: len(world.store.attempts(1)) == 2, "a second attempt")
-    world.off.clear()
-    world.slurm.heal_node("n2")
-    assert await world.end() is JobState.COMPLETED, world.story()
-    assert world.store.attempts(1)[-1].excluded == ()
-    await world.close()
+    async with started(6, partitions=partitions, settings=quick_settings(drain={"node_loss": "observe"})) as world:
+        await world.submit({"spares": 0})
+        world.at_step(8, lambda _: world.power_loss("n2"))
+        await world.until(lambda: len(world.store.attempts(1)) == 2, "a second attempt")
+        world.off.clear()
+        world.slurm.heal_node("n2")
+        assert await world.end() is JobState.COMPLETED, world.story()
+        assert world.store.attempts(1)[-1].excluded == ()
 
 
 async def test_a_refused_attempt_can_be_cancelled_and_is_not_offered_again(world: SimWorld) -> None:
@@ -86,16 +77,14 @@ async def test_a_refused_attempt_can_be_cancelled_and_is_not_offered_again(world
 
 
 async def test_a_job_that_was_cancelled_while_slurm_was_away_is_not_submitted_first() -> None:
-    world = SimWorld()
-    await world.start_daemon()
-    world.slurm.outage(60)
-    await world.submit()
-    await world.run(10)
-    assert world.operator is not None
-    await world.operator.cancel(1, "ann")
-    assert await world.end() is JobState.CANCELLED, world.story()
-    assert world.slurm.accepted == []
-    await world.close()
+    async with started() as world:
+        world.slurm.outage(60)
+        await world.submit()
+        await world.run(10)
+        assert world.operator is not None
+        await world.operator.cancel(1, "ann")
+        assert await world.end() is JobState.CANCELLED, world.story()
+        assert world.slurm.accepted == []
 
 
 class Refusing:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tol_launcher import SimLauncher
+from tol_sites import started
 from tol_world import SimWorld
 from transom_sql.records import Incident, Launch
 
@@ -25,12 +26,9 @@ from transomd.words import Action, Blame, Confidence, FailureClass, JobState, Ro
 
 @pytest.fixture
 async def world() -> AsyncIterator[SimWorld]:
-    made = SimWorld()
-    made.save_every = 5
-    await made.start_daemon()
-    yield made
-    made.check()
-    await made.close()
+    async with started() as made:
+        made.save_every = 5
+        yield made
 
 
 def fails(launcher: SimLauncher, name: str, kind: FailureClass, blame: Blame, action: Action) -> None:

@@ -463,14 +463,15 @@ class SimWorld:
         intents = [f"{i.key}: {i.state} {dict(i.outcome)}" for i in self.store.intents()]
         return "\n".join([*lines, *jobs, *intents, f"now {self.now - start:.1f}, killed at {self.points.kill_at}"])
 
-    def check(self, job: int = 1) -> None:
+    def check(self) -> None:
         """Assert what must hold however a story goes."""
-        tags = [a.tag for a in self.store.attempts(job)]
+        tags = {attempt.tag for number in self.runs for attempt in self.store.attempts(number)}
         submitted = self.slurm.accepted
         assert sorted(submitted) == sorted(set(submitted)), f"submitted twice: {submitted}\n{self.story()}"
-        assert set(submitted) <= set(tags), f"{submitted}: not all of them are recorded"
-        epochs = [epoch for number, epoch, _ in self.launched if number == job]
-        assert epochs == sorted(set(epochs)), f"epochs {epochs}\n{self.story()}"
+        assert set(submitted) <= tags, f"{submitted}: not all of them are recorded"
+        for number in self.runs:
+            epochs = [epoch for job, epoch, _ in self.launched if job == number]
+            assert epochs == sorted(set(epochs)), f"epochs of job {number}: {epochs}\n{self.story()}"
         assert not self.overlaps, f"{self.overlaps}\n{self.story()}"
         drained = self.drained()
         assert sorted(drained) == sorted(set(drained)), f"drained twice: {drained}"
