@@ -246,10 +246,17 @@ def test_what_others_raise_once_a_rank_was_killed_is_no_cause(ranks: tuple[int, 
     assert (verdict.ranks, "killed by SIGKILL" in verdict.summary) == ((3,), True)
 
 
-def test_what_others_raise_once_a_rank_has_crashed_is_no_cause() -> None:
-    verdict = judge([*exits(139, 3), *raised(OWN_WORDS, 0, T + 0.5)])
+@pytest.mark.parametrize("code", [1, 134, 139])
+def test_what_others_raise_once_a_rank_has_ended_badly_is_no_cause(code: int) -> None:
+    verdict = judge([*exits(code, 3), *raised(OWN_WORDS, 0, T + 0.5)])
     assert short(verdict) == ("unknown", "unknown", "restart", (), ())
     assert verdict.ranks == (3,)
+
+
+def test_what_is_raised_while_a_hang_is_ended_is_no_cause() -> None:
+    hang = detect.no_progress(Stall(step=7, seconds=900, limit=600), T)
+    assert judge([*hang, *raised(OWN_WORDS, 0, T + 0.5)]).action is Action.RESTART
+    assert judge([*raised(OWN_WORDS, 0, T - 900), *hang]).action is Action.STOP
 
 
 def test_what_is_raised_before_a_rank_is_killed_or_with_its_crash_is_a_cause() -> None:

@@ -80,7 +80,7 @@ def prepare(
     placed = [_place(one, known, node_of) for one in evidence]
     recent = _recent(placed)
     single = len({one.file for one in recent if one.file}) == 1
-    ordered = _after_a_kill(sorted(recent, key=lambda one: _order(one, single)))
+    ordered = _after_the_end(sorted(recent, key=lambda one: _order(one, single)))
     return Case(
         evidence=tuple(ordered),
         nodes=tuple(nodes),
@@ -128,19 +128,23 @@ def _recent(evidence: Sequence[Evidence]) -> list[Evidence]:
     return [one for one in evidence if one.at is None or one.at >= oldest or not one.forgeable]
 
 
-def _after_a_kill(ordered: Sequence[Evidence]) -> list[Evidence]:
-    """Take exceptions that nobody knows for their victims' where a rank had first been ended by a signal.
+def _after_the_end(ordered: Sequence[Evidence]) -> list[Evidence]:
+    """Take exceptions that nobody knows for their victims' once another rank had ended badly, or a hang was ended.
 
     A program may say in its own words that a peer is gone. srun tells of ends in their order, and nobody ends a rank by
-    SIGKILL because of another's exception before that one has ended; an abort may come with it, seen in one look.
+    SIGKILL because of another's exception before that one has ended; any other end may be seen in one look with it.
     """
-    end = next((one for one in ordered if one.source == "exit" and one.role is Role.CONTEXT), None)
-    if end is None or end.signature not in ("EXIT-SIGKILL", "EXIT-SIGNAL"):
+    end = next((one for one in ordered if _ends(one)), None)
+    if end is None:
         return list(ordered)
     generic = [one for one in ordered if one.role is Role.ROOT and one.signature in _GENERIC]
     first = {shape(one): one for one in reversed(generic)}
     later = [key for key, one in first.items() if one.rank != end.rank and _came_after(one, end)]
     return [replace(one, role=Role.VICTIM) if one in generic and shape(one) in later else one for one in ordered]
+
+
+def _ends(one: Evidence) -> bool:
+    return (one.source == "exit" and one.role is Role.CONTEXT) or one.signature == "NO-PROGRESS"
 
 
 def _came_after(one: Evidence, end: Evidence) -> bool:
