@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from transom_cli.text import folded, plain, wrapped
+from transom_cli.text import plain, wrapped
 from transomd.doctor import Finding
 from transomd.words import Level
 
@@ -26,7 +26,7 @@ def _lines(finding: Finding, columns: int) -> list[tuple[str, Level]]:
     first, *more = wrapped(finding.text, columns, indent=" " * (WIDTH + 2)) or [""]
     told = [f"  {MARKS[finding.level]:<{WIDTH}}{first.strip()}", *more]
     if finding.next:
-        told += folded(f"next: {plain(finding.next)}", columns, indent=" " * (WIDTH + 2))
+        told += wrapped(f"next: {plain(finding.next)}", columns, indent=" " * (WIDTH + 2), whole=True)
     return [(line, finding.level) for line in told]
 
 

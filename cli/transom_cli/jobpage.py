@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from transom_cli.text import ago, clip, folded, hosts, plain, span, wrapped
+from transom_cli.text import ago, clip, hosts, plain, span, wrapped
 from transomd.api.wire import MEASURES
 from transomd.words import Stage
 
@@ -26,7 +26,7 @@ def job_page(view: Json, *, now: float, columns: int) -> list[str]:
     for incident in _newest(view.get("incidents") or ()):
         lines += _incident(incident, now, columns)
     lines += _pending(view.get("intents") or (), now, columns)
-    return [*lines, *folded(f"next: {next_command(job, view.get('incidents') or ())}", columns)]
+    return [*lines, *wrapped(f"next: {next_command(job, view.get('incidents') or ())}", columns, indent="", whole=True)]
 
 
 def _head(job: Json, columns: int) -> Iterator[str]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 import sys
 
-from transom_cli.text import folded, plain, width
+from transom_cli.text import plain, width, wrapped
 
 
 def say(text: object, *, indent: str = "") -> None:
     """Print one sentence on standard output."""
-    print("\n".join(folded(plain(text), width(), indent=indent)), flush=True)
+    print("\n".join(wrapped(plain(text), width(), indent=indent, whole=True)), flush=True)
 
 
 def tell(text: object, *, indent: str = "") -> None:
     """Print one sentence on standard error."""
-    print("\n".join(folded(plain(text), columns(), indent=indent)), file=sys.stderr)
+    print("\n".join(wrapped(plain(text), columns(), indent=indent, whole=True)), file=sys.stderr)
 
 
 def columns() -> int:

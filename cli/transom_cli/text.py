@@ -178,24 +178,34 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], limits: Sequence
     ]
 
 
-def wrapped(text: str, columns: int, *, indent: str = "  ") -> list[str]:
-    """Return the lines of ``text``, indented, none longer than ``columns`` (0: as they are).
+def wrapped(text: str, columns: int, *, indent: str = "  ", whole: bool = False) -> list[str]:
+    """Return the lines of ``text``, indented, none longer than ``columns`` (0: as they are), broken between words.
 
-    A command in it is broken only where it takes more than half a line.
+    A command in it is broken only where it takes more than half a line. ``whole``: neither a command nor a word is
+    ever broken, so that it can be copied, and what follows a break is indented further.
     """
-    room = columns - len(indent) if columns else 0
+    room, further = columns - len(indent) if columns else 0, "  " if whole else ""
     lines: list[str] = []
-    for line in _glued(safe(text).expandtabs(4), longest=room // 2).splitlines():
-        while room and len(line) > room:
-            cut = line.rfind(" ", room // 2, room + 1)
-            cut = room if cut < 0 else cut
-            lines.append(indent + line[:cut].rstrip())
-            line = line[cut:].lstrip()
-        lines.append(indent + line)
+    for line in _glued(safe(text).expandtabs(4), longest=None if whole else room // 2).splitlines():
+        hang = ""
+        while room and (cut := _cut(line, room - len(hang), whole=whole)):
+            lines.append(indent + hang + line[:cut].rstrip())
+            line, hang = line[cut:].lstrip(), further
+        lines.append(indent + hang + line)
     return [line.replace(_GLUE, " ") for line in lines]
 
 
-def _glued(text: str, *, longest: int | None = None) -> str:
+def _cut(line: str, room: int, *, whole: bool) -> int:
+    """Return where to break a line that is too long; 0: nowhere."""
+    if len(line) <= room:
+        return 0
+    cut = line.rfind(" ", 1 if whole else room // 2, room + 1)
+    if cut < 0:
+        cut = line.find(" ", room) if whole else room
+    return max(cut, 0)
+
+
+def _glued(text: str, *, longest: int | None) -> str:
     """Return ``text`` with other blanks in its commands, so that nothing breaks them there."""
 
     def glue(found: re.Match[str]) -> str:
@@ -203,14 +213,3 @@ def _glued(text: str, *, longest: int | None = None) -> str:
         return command if longest is not None and len(command) > longest else command.replace(" ", _GLUE)
 
     return _COMMAND.sub(glue, text)
-
-
-def folded(text: str, room: int, *, indent: str = "") -> list[str]:
-    """Return lines of at most ``room`` columns (0: one line), broken at blanks that are not within a command."""
-    lines, line = [], indent
-    for word in _glued(text).split(" "):
-        if room and line.strip() and len(line) + 1 + len(word) > room:
-            lines.append(line)
-            line = indent + "  "
-        line += word if not line.strip() else f" {word}"
-    return [line.replace(_GLUE, " ") for line in (*lines, line)]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from transom_cli.main import ENTRIES
-from transom_cli.text import _OWN, folded, wrapped
+from transom_cli.text import _OWN, wrapped
 
 LONG = "scontrol update nodename=n3 state=down reason='job 5, it does not end at all; it is long'"
 
@@ -51,7 +51,7 @@ def test_an_error_breaks_between_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", [30, 50, 80])
 def test_a_command_is_never_broken(room: int) -> None:
-    lines = folded(f"next: {LONG}; then look again: transom status 12 --watch", room, indent="  ")
+    lines = wrapped(f"next: {LONG}; then look again: transom status 12 --watch", room, whole=True)
     assert any(LONG in line for line in lines)
     assert any("transom status 12 --watch" in line for line in lines)
     assert all(len(line) <= room for line in lines if LONG not in line and "transom" not in line)
@@ -67,11 +67,12 @@ def test_a_short_command_in_a_page_is_not_broken() -> None:
 
 def test_words_alone_are_no_command() -> None:
     text = "sbatch refused the job and transom said so, because the transomd of the site had no right to do it as asked"
-    assert max(len(line) for line in folded(text, 40)) <= 40
+    assert max(len(line) for line in wrapped(text, 40, indent="", whole=True)) <= 40
 
 
 def test_without_a_terminal_it_is_one_line() -> None:
-    assert folded("word " * 40, 0) == ["word " * 40]
+    for whole in (False, True):
+        assert wrapped("word " * 40, 0, indent="", whole=whole) == ["word " * 40]
 
 
 def test_every_command_of_transom_counts_as_one() -> None:

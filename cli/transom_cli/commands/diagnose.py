@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from transom_cli.text import folded, plain, safe, size, width, wrapped
+from transom_cli.text import plain, safe, size, width, wrapped
 from transomd.words import ExitCode, FailureClass
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def nothing_known(read: Sequence[Read], *, columns: int) -> list[str]:
         lines += wrapped(f"{plain(one.path)}: {_of(one)}", columns)
     if len(read) > SHOWN:
         lines.append(f"  and {len(read) - SHOWN} more")
-    return [*lines, "", *folded(NEXT, columns)]
+    return [*lines, "", *wrapped(NEXT, columns, indent="", whole=True)]
 
 
 def _of(one: Read) -> str:

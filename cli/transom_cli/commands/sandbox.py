@@ -20,7 +20,7 @@ from transom_slurm.sandbox.layout import command, default_directory
 from transom_slurm.sandbox.watch import NodeReport
 
 from transom_cli.complete import complete_faults
-from transom_cli.text import folded, width
+from transom_cli.text import width, wrapped
 from transomd.errors import NotFoundError, RefusedError, TransomError, UsageError
 
 NEXT = """\
@@ -44,7 +44,7 @@ def _clear_errors(function: _Command) -> _Command:
     """Turn the sandbox's errors into the command line's."""
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except SandboxMissing as error:
@@ -56,7 +56,7 @@ def _clear_errors(function: _Command) -> _Command:
         except SandboxError as error:
             raise TransomError(str(error), hint=error.hint) from error
 
-    return wrapped  # type: ignore[return-value]
+    return call  # type: ignore[return-value]
 
 
 _directory = click.option(
@@ -121,7 +121,7 @@ def up(
 
 
 def _say(text: str) -> None:
-    click.echo("\n".join(folded(text, width())))
+    click.echo("\n".join(wrapped(text, width(), indent="", whole=True)))
 
 
 def _raise_exit(number: int, frame: object) -> None:
