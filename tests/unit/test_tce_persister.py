@@ -256,7 +256,7 @@ def test_slots_are_settled_by_the_one_thread_only_whoever_finds_them_damaged(
         rank.stage(slot, step, seq=step)
     rank.ring()
     assert wait_for(lambda: rank.heard("complete") == [10])
-    rank.quarantine(1, 12)
+    rank.quarantine(rank.staged()[0])
     assert [state.step for _, _, state in rank.staged()] == [11, 10]
     assert "step 12 of epoch 1 was damaged in memory" in rank.status()["problem"]
     assert wait_for(lambda: arena.settled(2) == 12)

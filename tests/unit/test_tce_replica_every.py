@@ -168,9 +168,9 @@ def test_what_waits_to_be_copied_is_written_over_last() -> None:
     def save(step: int) -> list[int]:
         opened = pool.open(step)
         assert opened is not None
-        pool.publish(opened, step, Table(0, 1, (), ()))
+        seq = pool.publish(opened, step, Table(0, 1, (), ()))
         pool.drop(opened)
-        ledger.add(SaveHandle(step, lambda: False))
+        ledger.add(SaveHandle(step, lambda: False), seq)
         return sorted(state.step for state in opened.arena.states() if state.state == STAGED)
 
     found = [save(step) for step in range(10, 15)]

@@ -16,14 +16,17 @@ import pytest
 import torch
 from tce_keepers import arena_of, keeper_of, newest_slot, own_place, stop, wait_for
 from tce_nodes import Node, nodes, on, pair
+from test_tce_persister import Rank
 
 from transomd.tce import CheckpointEngine, CheckpointError
 from transomd.tce.handle import SaveHandle
 from transomd.tce.memory import tier
+from transomd.tce.memory.due import Owner
 from transomd.tce.memory.ledger import Ledger
 from transomd.tce.memory.slots import WRITING
 from transomd.tce.memory.table import Table
 from transomd.tce.memory.tier import MemoryTier
+from transomd.tce.replicate.post import quarantine_if_damaged
 from transomd.tce.schedule import Fixed
 
 NEVER = 1_000_000
@@ -211,11 +214,67 @@ def test_who_was_superseded_by_another_start_waits_for_no_copy(directory: Path) 
 def test_all_saves_of_one_step_are_told_of_it() -> None:
     ledger = Ledger(1, Fixed(1), Fixed(1))
     first, second = SaveHandle(5, lambda: False), SaveHandle(5, lambda: False)
-    for handle in (first, second):
-        ledger.add(handle)
+    for seq, handle in enumerate((first, second), start=1):
+        ledger.add(handle, seq)
     with pytest.raises(CheckpointError, match="it was saved anew"):
         first.wait("replica", timeout=0)
     ledger.hear({"t": "replicated", "step": 5, "epoch": 1})
     ledger.hear({"t": "complete", "step": 5, "epoch": 1})
     second.wait("replica", timeout=0)
     assert wait_for(lambda: first.done() and second.done())
+
+
+def test_what_is_told_of_a_save_is_believed_of_no_later_save_of_that_step() -> None:
+    ledger = Ledger(1, Fixed(1), Fixed(1))
+    first, second, third = (SaveHandle(5, lambda: False) for _ in range(3))
+    for seq, handle in enumerate((first, second, third), start=7):
+        ledger.add(handle, seq)
+    at = {"step": 5, "epoch": 1, "seq": 7}
+    for told in ({"t": "replicated"}, {"t": "uncopied", "why": "?"}, {"t": "written"}):
+        ledger.hear({**told, **at})
+    assert not any((third.replicated, third.never))
+    ledger.hear({"t": "failed", "error": "?", "hint": "", **at})
+    ledger.skip(5, 6, 8)
+    assert [handle.error is None for handle in (first, second, third)] == [False, False, True]
+    assert ledger.unwritten == {5}
+    for kind in ("replicated", "written", "complete"):
+        ledger.hear({"t": kind, **at, "seq": 9})
+    third.wait("replica", timeout=0)
+    third.wait(timeout=0)
+    assert (ledger.unwritten, ledger.handles) == (set(), {})
+
+
+def test_of_two_saves_of_a_step_the_one_that_is_damaged_alone_is_given_up(tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "c")
+    rank.take_over(Owner(1, 1, "", 9, every=NEVER, replica_every=3))
+    for slot in (0, 1):
+        rank.stage(slot, step=3, seq=1 + slot)
+    rank.arenas[0].image(0)[5] ^= 1
+    assert quarantine_if_damaged(rank, rank.staged()[1])
+    assert [state.seq for _, _, state in rank.staged()] == [2]
+    assert [told.get("seq") for told in rank.told if told["t"] == "uncopied"] == [1]
+    rank.close()
+
+
+def test_the_copy_of_a_step_is_not_taken_for_one_of_what_was_saved_anew_before_the_program_heard_of_it(
+    directory: Path,
+) -> None:
+    with nodes(directory.parent, 2) as (n1, n2):
+        pair([n1, n2], {"n1": "n2"})
+        on(n1)
+        engine = saver(directory)
+        memory = engine._memory
+        assert memory is not None
+        stop(n2.process.pid)
+        engine.save(5, state_of(5))
+        opened = memory.open(5, Table(0, 1, (), ()))  # it hears no news until this is published
+        os.kill(n2.process.pid, signal.SIGCONT)
+        assert wait_for(lambda: n1.status()["ranks"][0]["stages"].get("replica"), 60)
+        stop(n2.process.pid)
+        anew = SaveHandle(5, lambda: memory.progress(5), pause=memory.pause)
+        memory.publish(opened, 5, Table(0, 1, (), ()), anew)
+        with pytest.raises(TimeoutError):
+            anew.wait("replica", timeout=0.1)
+        os.kill(n2.process.pid, signal.SIGCONT)
+        anew.wait("replica", timeout=120)
+        engine.close(0)

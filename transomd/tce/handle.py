@@ -15,6 +15,8 @@ _FIRST_POLL, _LAST_POLL = 0.01, 0.5
 class SaveHandle:
     """One save. ``step`` is its step, ``error`` why it failed (None: it did not), ``reached`` whether it is stored.
 
+    ``seq`` says which of the rank's saves in memory it is: a step may be saved again.
+
     Stages: ``memory``: it is in memory that outlives the program (``in_memory``); ``replica``: another node holds
     this rank's share (``replicated``); ``storage``: every rank's files are on the disk and the step's manifest is too.
     ``problem`` is what keeps it from storage at the moment; ``never`` says of a stage why it is not to be reached.
@@ -29,6 +31,7 @@ class SaveHandle:
     ) -> None:
         self.step = step
         self.error = error
+        self.seq = 0
         self.reached = False
         self.in_memory = False
         self.replicated = False

@@ -244,7 +244,9 @@ class Desk:
         for holder in self.office.holders(_key(guest)[0]):
             # A copy of the same rank may well be good; whoever reads it next will see.
             if holder.rank == int(message["of_rank"]) and bool(message["copy"]) == isinstance(holder, Copy):
-                holder.quarantine(int(message["epoch"]), int(message["step"]))
+                for entry in holder.staged():
+                    if (entry[2].epoch, entry[2].step) == (int(message["epoch"]), int(message["step"])):
+                        holder.quarantine(entry)
 
     def _release(self, line: Line, guest: Guest, message: Message) -> None:
         _let_go(guest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 from transomd.tce.errors import CheckpointError
@@ -13,6 +14,8 @@ from transomd.tce.schedule import Auto, Fixed
 log = logging.getLogger("transom.tce")
 _UNCOPIED = 64
 """Steps whose copies are waited for; others are given up."""
+_EVERY = sys.maxsize
+"""No save is newer. News of this one is of all saves of its step; a keeper of an earlier version has no other."""
 _HINT = "save less often, or let the policy be 'wait'"
 _ANEW = "it was saved anew"
 
@@ -42,9 +45,9 @@ class Ledger:
         self._uncopied: dict[int, SaveHandle] = {}
         self._earlier: dict[int, list[SaveHandle]] = {}
 
-    def add(self, handle: SaveHandle) -> None:
-        """A step is in memory."""
-        handle.in_memory = True
+    def add(self, handle: SaveHandle, seq: int) -> None:
+        """A step is in memory, as the rank's save number ``seq``."""
+        handle.in_memory, handle.seq = True, seq
         if self.no_partner:
             handle.never["replica"] = self.no_partner
         elif not self._copies.due(handle.step):
@@ -84,40 +87,42 @@ class Ledger:
         step = int(told["step"])
         if told["epoch"] != self._epoch:
             return
-        kind = told["t"]
+        kind, seq = told["t"], int(told.get("seq", _EVERY))
         if kind == "written":
-            self.written += step in self.unwritten
-            self.unwritten.discard(step)
+            if step in self.unwritten and self.handles[step].seq <= seq:
+                self.written += 1
+                self.unwritten.discard(step)
             self.problem = ""
         elif kind == "complete":
             if "took" in told:  # a keeper of an earlier version, which outlives an upgrade, does not say
                 self.schedule.took(float(told["took"]))
             self.complete(step)
         elif kind == "replicated":
-            self._copied(step)
+            self._copied(step, seq)
         elif kind == "uncopied":
-            self.not_copied(step, str(told["why"]))
+            self.not_copied(step, str(told["why"]), seq)
         elif kind == "skipped":
-            self.skip(step, int(told["by"]))
+            self.skip(step, int(told["by"]), seq)
             self.heard = max(self.heard, int(told.get("count", 0)))
         elif kind == "problem":
             self._trouble(step, told["error"])
         elif kind == "failed":
-            self.fail(step, CheckpointError(told["error"], hint=told["hint"]))
+            self.fail(step, CheckpointError(told["error"], hint=told["hint"]), seq)
 
-    def _copied(self, step: int) -> None:
-        """Another node has this step, and will never be given an older one."""
-        for older in [other for other in self._uncopied if other <= step]:
-            handle = self._uncopied.pop(older)
-            if older == step:
+    def _copied(self, step: int, seq: int) -> None:
+        """Another node has this save of a step, and will never be given an older one."""
+        for handle in [other for other in self._uncopied.values() if (other.step, other.seq) <= (step, seq)]:
+            del self._uncopied[handle.step]
+            if handle.step == step:
                 handle.replicated = True
             else:
                 handle.never["replica"] = f"no other node has a copy; step {step} was copied in its place"
 
-    def not_copied(self, step: int, why: str) -> None:
-        """No other node will get this step."""
-        handle = self._uncopied.pop(step, None)
-        if handle is not None:
+    def not_copied(self, step: int, why: str, seq: int = _EVERY) -> None:
+        """No other node will get this step, as it was saved up to ``seq``."""
+        handle = self._uncopied.get(step)
+        if handle is not None and handle.seq <= seq:
+            del self._uncopied[step]
             handle.never["replica"] = f"no other node has a copy, nor will have one: {why}"
 
     def none_copied(self, why: str) -> None:
@@ -127,25 +132,25 @@ class Ledger:
         self._uncopied.clear()
 
     def complete(self, step: int) -> None:
-        """A step is in storage, of all ranks."""
-        taken = self._take(step)
+        """A step is in storage, of all ranks; no later save of it is written over what is there."""
+        taken = self._take(step, _EVERY)
         for handle in taken:
             handle.reached = True
         if taken:
             log.info("step %d of epoch %d is complete", step, self._epoch)
 
-    def fail(self, step: int, error: CheckpointError) -> None:
-        """A step will never be in storage."""
-        taken = self._take(step)
+    def fail(self, step: int, error: CheckpointError, seq: int = _EVERY) -> None:
+        """A step, as it was saved up to ``seq``, will never be in storage."""
+        taken = self._take(step, seq)
         for handle in taken:
             handle.error = error
         if taken:
             self.failed += 1
             log.warning("step %d will not be complete: %s", step, error)
 
-    def skip(self, step: int, by: int) -> None:
-        """A step is not in storage because a newer one, ``by`` (-1: not known yet), took its place."""
-        taken = self._take(step)
+    def skip(self, step: int, by: int, seq: int) -> None:
+        """A step, as it was saved up to ``seq``, is not in storage: ``by`` (-1: not known yet) took its place."""
+        taken = self._take(step, seq)
         if taken:
             self.skipped += 1
             newer = f"step {by}" if by >= 0 else "a newer one"
@@ -172,8 +177,17 @@ class Ledger:
         if step in self.handles:
             self.handles[step].problem = error
 
-    def _take(self, step: int) -> list[SaveHandle]:
-        """The handles of all saves of a step, of whom nothing more is to be told."""
-        self.unwritten.discard(step)
-        handle = self.handles.pop(step, None)
-        return [*self._earlier.pop(step, []), handle] if handle else []
+    def _take(self, step: int, seq: int) -> list[SaveHandle]:
+        """The handles of the saves of a step up to ``seq``, of whom nothing more is to be told."""
+        newest = self.handles.get(step)
+        if newest is None:
+            return []
+        earlier = self._earlier.pop(step, [])
+        if newest.seq <= seq:
+            self.unwritten.discard(step)
+            del self.handles[step]
+            return [*earlier, newest]
+        left = [handle for handle in earlier if handle.seq > seq]
+        if left:
+            self._earlier[step] = left
+        return [handle for handle in earlier if handle.seq <= seq]

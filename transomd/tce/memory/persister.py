@@ -48,6 +48,7 @@ class Unfinished(NamedTuple):
     """A step that this rank has written and that is not known to be complete; when its write began (monotonic)."""
 
     epoch: int
+    seq: int
     handle: SaveHandle
     begun: float
 
@@ -241,8 +242,8 @@ class Persister:
         self._moved()
         step = state.step
         handle = SaveHandle(step, lambda: store.completion.progress(step))
-        self._unfinished[step] = Unfinished(state.epoch, handle, begun)
-        self._tell({"t": "written", "step": step, "epoch": state.epoch})
+        self._unfinished[step] = Unfinished(state.epoch, state.seq, handle, begun)
+        self._tell({"t": "written", "step": step, "epoch": state.epoch, "seq": state.seq})
         store.completion.add(handle)
 
     def _try_again(self, entry: Entry, store: Store, error: CheckpointError) -> None:
@@ -270,10 +271,11 @@ class Persister:
         arena.settle(slot, state.seq)
         self.watch.complain(str(error))
         log.warning("%s", error)
-        self._tell_failed(state.step, state.epoch, error)
+        self._tell_failed(state.step, state.epoch, state.seq, error)
 
-    def _tell_failed(self, step: int, epoch: int, error: CheckpointError) -> None:
-        self._tell({"t": "failed", "step": step, "epoch": epoch, "error": str(error), "hint": error.hint})
+    def _tell_failed(self, step: int, epoch: int, seq: int, error: CheckpointError) -> None:
+        at = {"step": step, "epoch": epoch, "seq": seq}
+        self._tell({"t": "failed", **at, "error": str(error), "hint": error.hint})
 
     # --- completion -------------------------------------------------------------------------------------------------
 
@@ -289,7 +291,7 @@ class Persister:
             elif error is not None:
                 self._note_fenced(error, written.epoch)
                 del self._unfinished[step]
-                self._tell_failed(step, written.epoch, error)
+                self._tell_failed(step, written.epoch, written.seq, error)
 
     def _complete(self, step: int, written: Unfinished) -> None:
         epoch = written.epoch
@@ -306,10 +308,11 @@ class Persister:
         """What is staged of ``state`` will not be stored, as ``step`` of ``epoch`` is."""
         if state.epoch < epoch:
             told = f"step {state.step} of epoch {state.epoch} is fenced: epoch {epoch} has stored step {step} since"
-            self._tell_failed(state.step, state.epoch, CheckpointError(told))
+            self._tell_failed(state.step, state.epoch, state.seq, CheckpointError(told))
         elif due(state, self.orders):
             self.skipped += 1
-            self._tell({"t": "skipped", "step": state.step, "epoch": state.epoch, "by": step, "count": self.skipped})
+            at = {"step": state.step, "epoch": state.epoch, "seq": state.seq}
+            self._tell({"t": "skipped", **at, "by": step, "count": self.skipped})
 
     def _moved(self) -> None:
         self._look_s, self.moved_at = FIRST_LOOK_S, time.monotonic()

@@ -89,8 +89,11 @@ class Pool:
         self.opened = [*self.opened, opened]
         return opened
 
-    def publish(self, opened: Opened, step: int, table: Table) -> None:
-        """Put in force what was copied into a slot. Raises OSError if the memory is not this rank's any more."""
+    def publish(self, opened: Opened, step: int, table: Table) -> int:
+        """Put in force what was copied into a slot, and return which of the rank's saves it is.
+
+        Raises OSError if the memory is not this rank's any more.
+        """
         arena, slot, content = opened.arena, opened.slot, encode(table)
         if arena is not self.arena:
             raise OSError("the memory of this rank was replaced meanwhile")
@@ -98,6 +101,7 @@ class Pool:
         self._seq += 1
         digest = xxh3_64_intdigest(content)
         arena.set_state(slot, SlotState(STAGED, self._seq, step, self._epoch, table.end, len(content), digest))
+        return self._seq
 
     def adopt(self, step: int, epoch: int) -> bool:
         """Put in force as this epoch's own what an earlier one staged; whether it is there."""
@@ -168,5 +172,5 @@ class Pool:
             arena.set_state(slot, before)
             return False
         if before.state == STAGED and before.seq > arena.settled(slot) and before.epoch == self._epoch:
-            self._ledger.skip(before.step, step)
+            self._ledger.skip(before.step, step, before.seq)
         return True

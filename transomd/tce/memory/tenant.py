@@ -18,6 +18,7 @@ from transomd.tce.memory.digests import Digester, Digests, Entry
 from transomd.tce.memory.due import Owner, copied
 from transomd.tce.memory.persister import Persister, Reached
 from transomd.tce.memory.pins import Pins, Step
+from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Table, decode
 from transomd.tce.rate import Cap
 
@@ -58,7 +59,7 @@ class Tenant:
         self._visited = False
         self._pins = Pins()
         self._tell = partial(tell, self)
-        self._digester = Digester(self._to_digest, on_digests, self._damaged)
+        self._digester = Digester(self._to_digest, on_digests, self.quarantine)
         self._persister = Persister(directory, rank, self.staged, self._digester, self._tell, cap)
 
     # --- the program --------------------------------------------------------------------------------------------
@@ -164,16 +165,13 @@ class Tenant:
         """Every good staged slot, newest first."""
         return [entry for entry in staged(list(self.arenas)) if (id(entry[0]), entry[2].seq) not in self._bad]
 
-    def quarantine(self, epoch: int, step: int) -> None:
-        """What is staged of this step is damaged: it is neither loaded nor written any more. From any thread."""
-        for entry in self.staged():
-            if (entry[2].epoch, entry[2].step) == (epoch, step):
-                self._bad.add((id(entry[0]), entry[2].seq))
-                self._persister.give_up(entry)
-                self._tell_uncopied(step, epoch, "it was damaged in memory")
-
-    def _damaged(self, entry: Entry) -> None:
-        self.quarantine(entry[2].epoch, entry[2].step)
+    def quarantine(self, entry: Entry) -> None:
+        """What is staged there is damaged: it is neither loaded nor written any more. From any thread."""
+        arena, _, state = entry
+        if (id(arena), state.seq) not in self._bad:
+            self._bad.add((id(arena), state.seq))
+            self._persister.give_up(entry)
+            self._tell_uncopied(state.step, state.epoch, "it was damaged in memory", seq=state.seq)
 
     def answer_for(self, uncopied: Iterable[int] | None = None) -> None:
         """Tell the program which of these steps, of whose copies it has not heard, are here no more (``gone``).
@@ -189,8 +187,8 @@ class Tenant:
         for step in self._uncopied - here:
             self._tell_uncopied(step, epoch, "newer saves took its place first", gone=True)
 
-    def _tell_uncopied(self, step: int, epoch: int, why: str, gone: bool = False) -> None:
-        self._tell({"t": "uncopied", "step": step, "epoch": epoch, "why": why, "gone": gone})
+    def _tell_uncopied(self, step: int, epoch: int, why: str, **details: int) -> None:
+        self._tell({"t": "uncopied", "step": step, "epoch": epoch, "why": why, **details})
 
     def table(self, entry: Entry) -> Table:
         """What a slot says of itself; ValueError if it is damaged."""
@@ -216,10 +214,10 @@ class Tenant:
         orders = self._persister.orders
         return [entry for entry in self.staged() if copied(entry[2], orders)]
 
-    def replicated(self, step: int, epoch: int) -> None:
-        """Note that another node holds a copy of this step. From any thread."""
-        self._replicated = Reached(step, epoch, time.time())
-        self._tell({"t": "replicated", "step": step, "epoch": epoch})
+    def replicated(self, state: SlotState) -> None:
+        """Note that another node holds a copy of this save. From any thread."""
+        self._replicated = Reached(state.step, state.epoch, time.time())
+        self._tell({"t": "replicated", "step": state.step, "epoch": state.epoch, "seq": state.seq})
 
     def pin(self, keeps: Collection[Step]) -> None:
         """Keep from the program's saves the steps whose copies are kept, and the one that was copied last.

@@ -106,13 +106,13 @@ class MemoryTier:
         with self._lock:
             self.ledger.schedule.saves(step)
             try:
-                self._pool.publish(opened, step, table)
+                seq = self._pool.publish(opened, step, table)
             except BaseException:
                 self.drop(opened)
                 raise
             self._pool.drop(opened)
             if handle is not None:
-                self.ledger.add(handle)
+                self.ledger.add(handle, seq)
             with contextlib.suppress(OSError):
                 self._tell_staged()
 

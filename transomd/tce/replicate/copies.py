@@ -97,12 +97,11 @@ class Copy:
         """Its digests, which its bytes matched when it was published."""
         return self._digests.get((id(entry[0]), entry[1], entry[2]), {})
 
-    def quarantine(self, epoch: int, step: int) -> None:
-        """These copies are damaged: they are neither loaded nor handed on any more."""
-        for arena, _, state in self.staged():
-            if (state.epoch, state.step) == (epoch, step):
-                self._bad.add((id(arena), state))
-                log.warning("the copy of step %d of rank %d was damaged in memory", step, self.rank)
+    def quarantine(self, entry: Entry) -> None:
+        """This copy is damaged: it is neither loaded nor handed on any more."""
+        arena, _, state = entry
+        self._bad.add((id(arena), state))
+        log.warning("the copy of step %d of rank %d was damaged in memory", state.step, self.rank)
 
     def has(self, offer: Offer) -> bool:
         """Whether this very step is here, in good order."""

@@ -33,8 +33,8 @@ class Holder(Protocol):
         """Its digests, as far as they have been taken."""
         ...
 
-    def quarantine(self, epoch: int, step: int) -> None:
-        """What is here of this step is damaged."""
+    def quarantine(self, entry: tuple[Arena, int, SlotState]) -> None:
+        """What is in this slot is damaged."""
         ...
 
 

@@ -261,14 +261,14 @@ def offer_of(directory: str, holder: Holder, entry: tuple[Arena, int, SlotState]
 
 def quarantine_if_damaged(holder: Holder, entry: tuple[Arena, int, SlotState]) -> bool:
     """Read a slot that the caller holds, and never use it again if it does not match its digests."""
-    state, known = entry[2], told(holder.digests(entry))
+    known = told(holder.digests(entry))
     try:
         # Without digests nothing is known of its bytes: that is no damage.
         damaged = _digests_now(holder, entry) != known and bool(known)
     except ValueError:
         damaged = True
     if damaged:
-        holder.quarantine(state.epoch, state.step)
+        holder.quarantine(entry)
     return damaged
 
 

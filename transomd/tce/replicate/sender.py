@@ -177,7 +177,7 @@ class Sender:
         if result == transfer.DONE:
             partner.ranks[key], partner.problem = Standing(sent=state.order), ""
             self._done_at = time.monotonic()
-            tenant.replicated(state.step, state.epoch)
+            tenant.replicated(state)
         elif result == transfer.LATER:
             standing.leave(state, since, time.monotonic() + AGAIN_S)
         elif not quarantine_if_damaged(tenant, entry):
