@@ -15,9 +15,9 @@ from transomd.tce.rate import REPLICA, Cap
 from transomd.tce.replicate import transfer
 from transomd.tce.replicate.holdings import Step
 from transomd.tce.replicate.offer import Key
-from transomd.tce.replicate.peer import Peer
+from transomd.tce.replicate.peer import GaveWay, Peer
 from transomd.tce.replicate.post import offer_of, quarantine_if_damaged
-from transomd.tce.replicate.standing import FIRST_RETRY_S, LAST_RETRY_S, Address, Partner, Standing
+from transomd.tce.replicate.standing import FIRST_RETRY_S, Address, Partner, Standing
 from transomd.tce.replicate.streams import WIDE, Streams
 
 AGAIN_S = 0.05
@@ -30,6 +30,10 @@ WORD_S = 120.0
 """How long who has reached the aim is left without a new one before it goes on by itself: the launcher may be gone."""
 INSIST_S = 10.0
 """How long it is left to the partner to have it by itself."""
+
+
+class Unreached(OSError):
+    """The partner does not answer, whatever is to be copied there."""
 
 
 class Sender:
@@ -59,7 +63,7 @@ class Sender:
     def problem(self) -> str:
         """What keeps copies from the partner; '' if nothing does."""
         partner = self._partner
-        return partner.problem if partner else ""
+        return partner.problem_of(map(_key, self._tenants())) if partner else ""
 
     def turn_to(self, address: Address | None) -> None:
         """Copy to this node from now on: what is newest goes there at once."""
@@ -86,17 +90,9 @@ class Sender:
                 while self._one(partner):
                     pass
             except Exception as error:  # the thread must live; what is wrong stands in status
-                self._trouble(partner, error)
-
-    def _trouble(self, partner: Partner | None, error: Exception) -> None:
-        self._hang_up()
-        if partner is None or partner is not self._partner:
-            return
-        partner.tell(f"copies do not reach {partner.node}: {error}", None if isinstance(error, OSError) else error)
-        end = time.monotonic() + partner.retry_s
-        partner.retry_s = min(2 * partner.retry_s, LAST_RETRY_S)
-        for tenant in self._tenants():
-            partner.ranks[_key(tenant)].not_before = end
+                self._hang_up()
+                if partner is not None and partner is self._partner:
+                    partner.unreached(map(_key, self._tenants()), time.monotonic(), error)
 
     def _wait_s(self) -> float | None:
         """How long until there may be something to copy without a ring; None: for ever."""
@@ -116,22 +112,46 @@ class Sender:
         if self._streams is not None and self._streams.first.gone:
             self._hang_up()
             partner.gone()
-        for tenant in self._tenants():
-            standing = partner.ranks[_key(tenant)]
+        # Those with which something is wrong come last: each may take long to fail.
+        tenants = sorted(self._tenants(), key=lambda tenant: bool(partner.ranks[_key(tenant)].problem))
+        return any(self._one_of(tenant, partner) for tenant in tenants)
+
+    def _one_of(self, tenant: Tenant, partner: Partner) -> bool:
+        """Copy one slot of a rank; False if there is none to copy now. What fails then holds back this rank alone.
+
+        Raises Unreached.
+        """
+        standing = partner.ranks[_key(tenant)]
+        try:
             entry = None if standing.held_back(time.monotonic()) else self._choose(tenant, standing)
             if entry is None:
-                continue
+                return False
             streams = self._connected(partner, entry[2].table_offset)
             # Chosen once more: the program may have saved while we called.
             entry = self._choose(tenant, standing)
-            if entry is not None and entry[0].acquire(entry[1], entry[2].seq):
-                try:
-                    self._copy(tenant, entry, partner, streams)
-                finally:
-                    entry[0].release(entry[1])
-                return True
-        partner.retry_s = FIRST_RETRY_S
-        return False
+            if entry is None or not entry[0].acquire(entry[1], entry[2].seq):
+                return False
+            try:
+                self._copy(tenant, entry, partner, streams)
+            finally:
+                entry[0].release(entry[1])
+        except Unreached:
+            raise
+        except Exception as error:  # what is wrong stands in status
+            self._failed(tenant, partner, error)
+        return True
+
+    def _failed(self, tenant: Tenant, partner: Partner, error: Exception) -> None:
+        """How far the talk had come is not known: what is next goes over another connection."""
+        self._hang_up()
+        if partner is not self._partner:
+            return
+        standing, now = partner.ranks[_key(tenant)], time.monotonic()
+        standing.tell(f"copies of rank {tenant.rank} do not reach {partner.node}: {error}", error)
+        if isinstance(error, GaveWay):
+            standing.not_before = now + FIRST_RETRY_S  # nothing is wrong there
+        else:
+            standing.fail(now)
 
     def _choose(self, tenant: Tenant, standing: Standing) -> Entry | None:
         """What to copy next of a rank, of what the program wants copied: nothing older than what was copied.
@@ -175,29 +195,41 @@ class Sender:
         if partner is not self._partner:
             return
         if result == transfer.DONE:
-            partner.ranks[key], partner.problem = Standing(sent=state.order), ""
+            partner.ranks[key] = Standing(sent=state.order)
             self._done_at = time.monotonic()
             tenant.replicated(state)
         elif result == transfer.LATER:
             standing.leave(state, since, time.monotonic() + AGAIN_S)
         elif not quarantine_if_damaged(tenant, entry):
             # What stood in its way may change: no room, a copy that is being read.
-            partner.tell(f"{partner.node} does not take the copy of step {state.step} of rank {tenant.rank}: {why}")
+            standing.tell(f"{partner.node} does not take the copy of step {state.step} of rank {tenant.rank}: {why}")
             standing.refuse(state.order, time.monotonic())
 
     def _connected(self, partner: Partner, size: int) -> Streams:
-        """Connections for a step of ``size`` bytes. No slot is held meanwhile: the partner may let us wait."""
+        """Connections for a step of ``size`` bytes. No slot is held meanwhile: the partner may let us wait.
 
-        def call() -> Peer:
-            return Peer.dial(partner.address[1], self._token)
-
+        Raises Unreached where there is none, and OSError where there are not as many as there could be.
+        """
         if self._streams is None or self._streams_to is not partner:
             self._hang_up()
-            self._streams, self._streams_to = Streams(call()), partner
+            self._streams, self._streams_to = self._reach(partner), partner
         if size >= WIDE and not self._cap.rate:
             self._streams.lead()
-            self._streams.widen(call)
+            self._streams.widen(lambda: self._call(partner))
         return self._streams
+
+    def _reach(self, partner: Partner) -> Streams:
+        try:
+            streams = Streams(self._call(partner))
+        except OSError as error:
+            if isinstance(error, ConnectionRefusedError):  # nobody listens there: what that keeper held is gone
+                partner.gone()
+            raise Unreached(error) from error
+        partner.reached()
+        return streams
+
+    def _call(self, partner: Partner) -> Peer:
+        return Peer.dial(partner.address[1], self._token)
 
     def _hang_up(self) -> None:
         if self._streams is not None:
