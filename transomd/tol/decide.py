@@ -14,7 +14,7 @@ from transom_slurm.types import SlurmJob
 from transomd.health.gpu import MISMATCH
 from transomd.health.types import CheckResult, NodeReport
 from transomd.settings import Settings
-from transomd.tol import endings, facts, gate, incidents, launches, lingering, recover
+from transomd.tol import endings, facts, gate, incidents, launches, lingering, queued, recover
 from transomd.tol.attempts import first_attempt, submit_intent
 from transomd.tol.drains import to_confirm
 from transomd.tol.rollback import from_step
@@ -96,7 +96,7 @@ def _cancel(view: JobView, world: World, now: float) -> Decision:
         if submitted is not None and submitted.state == IntentState.PENDING:
             return stay(view, f"cancelled by {who}; first settling whether Slurm took the job")
         if submitted is not None and submitted.state == IntentState.DONE:
-            return replace(gate.submission(view, now), state=view.state)
+            return replace(queued.submission(view, now), state=view.state)
         return endings.cancelled(view, now, f"cancelled by {who}")
     job = facts.slurm_job(view, world, now)
     if job is Absence.ABSENT or (isinstance(job, SlurmJob) and facts.ended(job)):
@@ -162,10 +162,10 @@ def _only_told(seen: Sequence[tuple[NodeReport, CheckResult]]) -> str:
 
 
 _BY_STATE: dict[JobState, Callable[[JobView, World, Settings, float], Decision]] = {
-    JobState.SUBMITTED: gate.waiting_for_slurm_job,
-    JobState.QUEUED: gate.waiting_for_slurm_job,
+    JobState.SUBMITTED: queued.waiting_for_slurm_job,
+    JobState.QUEUED: queued.waiting_for_slurm_job,
     JobState.CHECKING: gate.checking,
     JobState.RUNNING: _running,
     JobState.RECOVERING: recover.recovering,
-    JobState.HELD: gate.waiting_for_slurm_job,
+    JobState.HELD: queued.waiting_for_slurm_job,
 }
