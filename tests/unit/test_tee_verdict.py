@@ -259,9 +259,29 @@ def test_what_is_raised_while_a_hang_is_ended_is_no_cause() -> None:
     assert judge([*raised(OWN_WORDS, 0, T - 900), *hang]).action is Action.STOP
 
 
-def test_what_is_raised_before_a_rank_is_killed_or_with_its_crash_is_a_cause() -> None:
+@pytest.mark.parametrize("code", [137, 139, 135, 143])
+def test_what_others_raise_shortly_before_srun_tells_of_a_signal_is_no_cause(code: int) -> None:
+    verdict = judge([*raised(OWN_WORDS, 0, T), *exits(code, 3, at=T + 0.5)])
+    assert (verdict.action, verdict.blame, verdict.failure_class) == (Action.RESTART, Blame.UNKNOWN, "unknown")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/run/step-7/rank-3.json'",
+        "_pickle.UnpicklingError: pickle data was truncated",
+    ],
+)
+def test_what_a_lost_peer_also_causes_is_no_cause_once_a_rank_was_killed(said: str) -> None:
+    assert judge(raised(said, 0)).action is not Action.RESTART
+    verdict = judge([*exits(137, 3), *raised(said, 0, T + 1)])
+    assert (verdict.action, verdict.ranks) == (Action.RESTART, (3,))
+
+
+def test_what_is_raised_before_a_rank_is_killed_or_with_its_abort_is_a_cause() -> None:
     stops = ("user-code", "program", "stop", (), ())
-    assert short(judge([*raised(OWN_WORDS, 0, T), *exits(137, 3, at=T + 0.5)])) == stops
+    assert short(judge([*raised(OWN_WORDS, 0, T), *exits(137, 3, at=T + 10)])) == stops
     assert short(judge([*raised(OWN_WORDS, 0, T), *exits(134, 3, at=T)])) == stops
     assert short(judge([*raised(OWN_WORDS, 3, T), *exits(137, 3, at=T)])) == stops
     assert short(judge([*exits(1, 0), *exits(137, 3), *raised(OWN_WORDS, 0, T)])) == stops

@@ -20,8 +20,12 @@ TOGETHER_S = 60.0
 LOST = frozenset({"HEARTBEAT-LOST", "SLURM-NODE-DOWN", "SL-NODEFAIL", "SL-NOTRESP"})
 """Signatures that say that a node is gone."""
 
-_GENERIC = ("PY-EXCEPTION", "PY-GENERIC")
-"""Exceptions that no signature knows: what they mean is their program's secret."""
+_GENERIC = ("PY-EXCEPTION", "PY-GENERIC", "PY-NOFILE", "PY-REMOTE", "PY-CKPT-CORRUPT")
+"""Exceptions that no signature knows, whose meaning is their program's secret; and those that a peer that is gone also
+causes: a file that it did not write, a server that it was, a message that it did not end."""
+
+TOLD_S = 5.0
+"""How much later than its peers notice srun may tell of a rank's end, and we read it."""
 
 _STRENGTH = ("probe", "slurm", "kernel", "heartbeat", "process", "log", "exit", "progress")
 _ADDRESS = re.compile(r"[\d.]+|[0-9a-fA-F:.%]*:[0-9a-fA-F:.%]*")
@@ -132,9 +136,11 @@ def _after_the_end(ordered: Sequence[Evidence]) -> list[Evidence]:
     """Take exceptions that nobody knows for their victims' once another rank had ended badly, or a hang was ended.
 
     A program may say in its own words that a peer is gone. srun tells of ends in their order, and nobody ends a rank by
-    SIGKILL because of another's exception before that one has ended; any other end may be seen in one look with it.
+    a signal because of another's exception before that one has ended. But with an abort, or an exit, a rank may itself
+    answer another's exception: those count only for what comes later.
     """
-    end = next((one for one in ordered if _ends(one)), None)
+    exits = [one for one in ordered if one.source == "exit"][:1]
+    end = next((one for one in ordered if one in exits or one.signature == "NO-PROGRESS"), None)
     if end is None:
         return list(ordered)
     generic = [one for one in ordered if one.role is Role.ROOT and one.signature in _GENERIC]
@@ -143,14 +149,11 @@ def _after_the_end(ordered: Sequence[Evidence]) -> list[Evidence]:
     return [replace(one, role=Role.VICTIM) if one in generic and shape(one) in later else one for one in ordered]
 
 
-def _ends(one: Evidence) -> bool:
-    return (one.source == "exit" and one.role is Role.CONTEXT) or one.signature == "NO-PROGRESS"
-
-
 def _came_after(one: Evidence, end: Evidence) -> bool:
     if one.at is None or end.at is None:
         return False
-    return one.at > end.at or (one.at == end.at and end.signature == "EXIT-SIGKILL")
+    from_outside = end.signature == "EXIT-SIGKILL" or (end.signature == "EXIT-SIGNAL" and "SIGABRT" not in end.text)
+    return one.at >= end.at - TOLD_S if from_outside else one.at > end.at
 
 
 def _order(one: Evidence, single: bool) -> tuple[float, int, int, str, int]:
