@@ -15,7 +15,8 @@ import pytest
 
 from transomd.api.wire import Directive, FailureReport, Grant, LauncherReport, LaunchOrder, LaunchReport
 from transomd.launch.daemon_link import DaemonLink
-from transomd.launch.launcher import ABSENT_S, ASK_AGAIN_S, Launcher
+from transomd.launch.deputy import ABSENT_S
+from transomd.launch.launcher import ASK_AGAIN_S, Launcher
 from transomd.launch.options import Options, Watch
 from transomd.launch.rundir import RunDir
 from transomd.spec import JobSpec
@@ -126,9 +127,9 @@ def launcher(tmp_path: Path, daemon: Daemon, clock: Clock, watch: Watch) -> tupl
         return nodes
 
     made.runs.launch = launch  # type: ignore[method-assign]
-    made._not_unfit = fit  # type: ignore[method-assign]
+    made.deputy._not_unfit = fit  # type: ignore[method-assign]
     made.agents.hub._heard = dict.fromkeys(options.nodes, time.monotonic() + 60)
-    made._grant, made._granted_at, made._restarts_left = Grant(restarts=1, for_s=600), time.monotonic(), 1
+    made.deputy.told(Directive(gate="open", grant=Grant(restarts=1, for_s=600)))
     made.course.phase = LauncherPhase.FAILED
     made.course.failure = FailureReport(epoch=1, detected_at=1.0, detected_by="exit")
     return made, launched
@@ -140,10 +141,10 @@ async def test_short_time_outs_do_not_make_a_daemon_that_is_started_anew_absent(
     daemon.away = True
     await made._report_if_due()
     clock.now += ABSENT_S - 1
-    await made._alone()
+    await made.deputy.act(made.link.silent_for())
     assert launched == []
     clock.now += 2
-    await made._alone()
+    await made.deputy.act(made.link.silent_for())
     assert [order.epoch for order in launched] == [1]
 
 
@@ -162,10 +163,10 @@ async def test_a_launcher_that_waits_for_an_absent_daemon_asks_again_soon(tmp_pa
 
 async def test_a_renewed_grant_allows_restarts_again(tmp_path: Path, daemon: Daemon) -> None:
     made, _ = launcher(tmp_path, daemon, Clock(), Watch())
-    made.course.phase, made._restarts_left = LauncherPhase.RUNNING, 0
+    made.course.phase, made.deputy._restarts_left = LauncherPhase.RUNNING, 0
     made.course.launches = [LaunchReport(epoch=1, nodes=["n1", "n2"], started_at=1.0)]
     await made._obey(Directive(gate="open", grant=Grant(restarts=1, for_s=600)))
-    assert made._restarts_left == 1
+    assert made.deputy._restarts_left == 1
 
 
 async def test_a_grant_lasts_as_long_as_it_was_given_for_whatever_the_time_of_day(
@@ -178,11 +179,11 @@ async def test_a_grant_lasts_as_long_as_it_was_given_for_whatever_the_time_of_da
     real = time.time
     for ahead in (-5 * 3600.0, 5 * 3600.0):
         monkeypatch.setattr(time, "time", lambda ahead=ahead: real() + ahead)
-        made._restarts_left = 1
-        await made._alone()
+        made.deputy._restarts_left = 1
+        await made.deputy.act(made.link.silent_for())
     assert len(launched) == 2
-    made._restarts_left, made._granted_at = 1, time.monotonic() - 601
-    await made._alone()
+    made.deputy._restarts_left, made.deputy._granted_at = 1, time.monotonic() - 601
+    await made.deputy.act(made.link.silent_for())
     assert len(launched) == 2, "it is over"
 
 
@@ -194,14 +195,14 @@ async def test_a_restart_for_which_there_are_no_nodes_spends_nothing_of_the_gran
     await made._report_if_due()
     clock.now += 100
     made.agents.hub._heard = {"n1": time.monotonic() + 60}
-    await made._alone()
-    assert (launched, made._restarts_left) == ([], 1)
+    await made.deputy.act(made.link.silent_for())
+    assert (launched, made.deputy._restarts_left) == ([], 1)
     made.agents.hub._heard = dict.fromkeys(("n1", "n2"), time.monotonic() + 60)
-    await made._alone()
+    await made.deputy.act(made.link.silent_for())
     assert launched == [], "not at once"
-    made._not_alone_before = 0.0
-    await made._alone()
-    assert (len(launched), made._restarts_left) == (1, 0)
+    made.deputy._not_before = 0.0
+    await made.deputy.act(made.link.silent_for())
+    assert (len(launched), made.deputy._restarts_left) == (1, 0)
 
 
 def test_progress_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path, daemon: Daemon) -> None:

@@ -106,7 +106,7 @@ async def test_a_batch_script_that_slurm_starts_again_or_twice_starts_nothing(
     run_dir: RunDir, slurm_job_id: int, generation: int
 ) -> None:
     """A requeue behind our back, or a duplicate: it leaves with a code of its own, and no agent or program is begun."""
-    assert launcher(run_dir)._claim()
+    assert launcher(run_dir).claims.begin()
     options = Options(
         run_dir=run_dir, job_id=1, attempt=1, generation=generation, slurm_job_id=slurm_job_id, nodes=("n1",), host="n2"
     )

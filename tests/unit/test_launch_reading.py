@@ -164,7 +164,7 @@ async def test_a_run_folder_that_does_not_answer_starts_nothing_and_hangs_nothin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher, alive = a_launcher(tmp_path), threading.Event()
-    launcher.runs._disk._within_s = 0.05
+    launcher.claims._disk._within_s = 0.05
 
     def dead() -> list[int]:
         alive.wait(60)

@@ -152,7 +152,7 @@ async def test_a_launcher_on_its_own_goes_no_further_than_it_was_told(
     launcher = Launcher(options, link, spec, Watch())
     assert await launcher.runs.claim_epoch(LaunchOrder(epoch=2, nodes=["n1"], resume_step=30)) == 2
     launcher.folder.listed = saved
-    assert launcher._still_back([2]) == step
+    assert await launcher.deputy._newest() == (2, step)
 
 
 @pytest.mark.parametrize("told", [[[1]], [[1, -1]], ["x"], [[1, 2]] * 65, [[1.5, 1]]])

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from transomd.api.wire import Directive, FailureReport, Grant, LauncherReport, LaunchOrder, LaunchReport
-from transomd.launch.launcher import ABSENT_S, ASK_AGAIN_S
+from transomd.launch.deputy import ABSENT_S
+from transomd.launch.launcher import ASK_AGAIN_S
 from transomd.tee import detect
 from transomd.tee.types import Evidence
 from transomd.words import ExitCode, LauncherPhase

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -19,18 +17,18 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from transomd.api.wire import Directive, Grant, LauncherReport, LaunchOrder
-from transomd.health.profile import Profile
-from transomd.launch import alone, stages
+from transomd.api.wire import Directive, LauncherReport
+from transomd.launch import stages
 from transomd.launch.agents import Agents
-from transomd.launch.aside import Aside
 from transomd.launch.awake import Awake
+from transomd.launch.claims import Claims
 from transomd.launch.course import Course
 from transomd.launch.daemon_link import DaemonLink
+from transomd.launch.deputy import Deputy
 from transomd.launch.folder import CheckpointFolder
 from transomd.launch.options import Options, Watch, command_line, options
 from transomd.launch.rundir import COMPLETED
-from transomd.launch.runs import DISK_S, Runs
+from transomd.launch.runs import Runs
 from transomd.log import set_up
 from transomd.spec import JobSpec
 from transomd.words import ExitCode, LauncherPhase
@@ -38,15 +36,10 @@ from transomd.words import ExitCode, LauncherPhase
 log = logging.getLogger("transom.launcher")
 
 TICK_S = 0.2
-PROBE_S = 12.0
 LAST_WORD_S = 60.0
 """How long the last report is tried before the launcher leaves."""
 STOP_GRACE_S = 20.0
 """How long the program has from SIGTERM to SIGKILL when its allocation ends; Slurm's KillWait is 30 s by default."""
-ABSENT_S = 10.0
-"""A daemon that is started anew is away for seconds: no restart on the grant before, however short its time-outs."""
-ALONE_AGAIN_S = 5.0
-"""How soon a start without the daemon is tried again that came to nothing; the grant is not spent by it."""
 ASK_AGAIN_S = 1.0
 """How soon a report that was not answered is sent again where the next move is the daemon's."""
 
@@ -63,24 +56,20 @@ class Launcher:
         self.agents = Agents(options, watch, self._awake)
         self.folder = CheckpointFolder(spec.checkpoint.dir)
         self.course = Course()
-        self.runs = Runs(options, spec, watch, self.agents, self.folder, self.course, self._awake)
-        self._barred: set[str] = set()
-        self._unfit: dict[str, str] = {}
-        self._grant: Grant | None = None
-        self._granted_at = 0.0
-        self._restarts_left = 0
-        self._not_alone_before = 0.0
+        self.claims = Claims(options)
+        parts = self.agents, self.folder, self.course, self.claims
+        self.runs = Runs(options, spec, watch, *parts, self._awake)
+        self.deputy = Deputy(spec, watch, *parts, self.runs)
         self._stop_by_signal = ""
         self._poll_s = 0.5
         self._reported_at = 0.0
         self._aside = False
-        self._disk = Aside(DISK_S)
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> int:
         """Do everything; return the exit code of the batch script."""
-        if not self._claim():
+        if not self.claims.begin():
             return int(ExitCode.GATE_REFUSED)
         if self.options.run_dir.claimed(COMPLETED):
             log.info("the program has ended with exit code 0 before; nobody heard of it")
@@ -121,19 +110,6 @@ class Launcher:
         """Note that Slurm (or a person) wants this allocation to end."""
         self._stop_by_signal = self._stop_by_signal or name
 
-    def _claim(self) -> bool:
-        me = {"slurm_job_id": self.options.slurm_job_id, "host": self.options.host, "pid": os.getpid()}
-        run, attempt = self.options.run_dir, self.options.attempt
-        owner = run.claim(f"attempt-{attempt}", me)
-        if owner["slurm_job_id"] != self.options.slurm_job_id:
-            log.error("attempt %d belongs to Slurm job %s; this one does not start", attempt, owner["slurm_job_id"])
-            return False
-        generation = f"generation-{attempt}-{self.options.generation}"
-        if run.claim(generation, me) != me or run.newest_generation(attempt) > self.options.generation:
-            log.error("launcher %d of attempt %d was started before", self.options.generation, attempt)
-            return False
-        return True
-
     async def _leave(self) -> None:
         await self.runs.end()
         if not self._aside:
@@ -146,7 +122,7 @@ class Launcher:
         if self._stop_by_signal:
             return await self._stopped(f"signal {self._stop_by_signal}", 128 + signal.SIGTERM)
         if self.course.running or self.course.phase in (LauncherPhase.GATE, LauncherPhase.FAILED):
-            await self.agents.again(self._barred)
+            await self.agents.again(self.deputy.barred)
         if self.course.running:
             await self.runs.look()
         directive = await self._report_if_due()
@@ -154,7 +130,7 @@ class Launcher:
             return await self._obey(directive)
         if self.course.phase is LauncherPhase.DONE and self.link.silent_for() > LAST_WORD_S:
             return int(ExitCode.OK)
-        await self._alone()
+        await self.deputy.act(self.link.silent_for())
         return None
 
     async def _report_if_due(self) -> Directive | None:
@@ -182,7 +158,7 @@ class Launcher:
             at=time.time(),
             nodes=self.agents.alive(),
             lost=self.agents.lost(options.nodes),
-            unfit=self._unfit,
+            unfit=self.deputy.unfit,
             launches=course.launches,
             failure=course.failure,
             past_failures=course.past_failures,
@@ -213,11 +189,7 @@ class Launcher:
 
     async def _obey(self, directive: Directive) -> int | None:
         self._poll_s = directive.poll_s
-        self._barred = set(directive.barred)
-        if directive.grant is not None:
-            # The daemon has heard by now of every restart that was made on an older grant, and counted it.
-            self._grant, self._restarts_left = directive.grant, directive.grant.restarts
-            self._granted_at = time.monotonic()
+        self.deputy.told(directive)
         if directive.gate == "refuse":
             log.error("refused: %s", directive.message)
             return await self._refused()
@@ -235,11 +207,11 @@ class Launcher:
     async def _refused(self) -> int | None:
         """Leave without a trace: somebody else owns this job now. None where nobody can say yet who does."""
         try:
-            newest = await self._disk.ask(self.options.run_dir.newest_generation, self.options.attempt)
+            newest = await self.claims.taken_over_by()
         except OSError as error:
             self.course.tell("owner", f"who owns the job cannot be read in the run folder: {error}")
             return None
-        if newest > self.options.generation:
+        if newest:
             await self._step_aside(newest)
         else:
             await self.runs.end()
@@ -260,67 +232,6 @@ class Launcher:
         self.course.phase, self.course.message = LauncherPhase.STOPPED, why
         await self.link.report(self._report())
         return code
-
-    # --- without the daemon -------------------------------------------------------------------------------------
-
-    async def _alone(self) -> None:
-        """Do what the grant allows while the daemon does not answer."""
-        if time.monotonic() < self._not_alone_before:
-            return
-        silent, phase = self.link.silent_for(), self.course.phase
-        if phase is LauncherPhase.GATE and silent > self.watch.gate_timeout_s:
-            log.info("transomd has been silent for %.0f s; opening the gate", silent)
-            await self._launch_alone()
-        elif phase is LauncherPhase.FAILED and silent > self._patience_s() and self._may_restart():
-            log.info("transomd has been silent for %.0f s; restarting on the grant", silent)
-            if await self._launch_alone():
-                self._restarts_left -= 1
-
-    def _patience_s(self) -> float:
-        return max(self.watch.heartbeat_timeout_s, ABSENT_S)
-
-    def _may_restart(self) -> bool:
-        age_s = time.monotonic() - self._granted_at
-        return alone.may_restart(self._grant, age_s, self._restarts_left, self.course.failure)
-
-    async def _launch_alone(self) -> bool:
-        """Start the program, if there are nodes for it; return whether it was."""
-        self._not_alone_before = time.monotonic() + ALONE_AGAIN_S
-        try:
-            newest = await self._disk.ask(self.options.run_dir.newest_generation, self.options.attempt)
-            epochs = await self._disk.ask(self.options.run_dir.epochs)
-            back = await self._disk.ask(self._still_back, epochs)
-        except OSError as error:
-            self.course.tell("folder", f"the run folder cannot be read: {error}")
-            return False
-        if newest > self.options.generation:
-            log.error("another launcher has taken over; nothing is started without transomd any more")
-            self._not_alone_before = math.inf
-            return False
-        usable = await self._not_unfit([n for n in self.agents.alive() if n not in self._barred])
-        chosen = alone.choose(usable, self.course.nodes, self.spec.nodes)
-        if chosen is None:
-            return False
-        epoch, past = (epochs[-1] if epochs else 0) + 1, self.course.furthest_step
-        launched = await self.runs.launch(LaunchOrder(epoch=epoch, nodes=chosen, past_step=past, resume_step=back))
-        self._not_alone_before = 0.0 if launched else self._not_alone_before
-        return launched
-
-    def _still_back(self, epochs: list[int]) -> int | None:
-        if not epochs:
-            return None
-        told = self.options.run_dir.owner(f"epoch-{epochs[-1]:06d}").get("resume_step")
-        return alone.still_back(told, epochs[-1], self.folder.listed)
-
-    async def _not_unfit(self, nodes: list[str]) -> list[str]:
-        profile = Profile()
-        request = json.loads(profile.request(PROBE_S - 4))
-        facts = await self.agents.hub.ask_all(nodes, "probe", PROBE_S, options=request)
-        told = {n: why for n, why in self._unfit.items() if n not in facts or not isinstance(facts[n], dict)}
-        self._unfit = {**told, **alone.unfit(facts, self.spec.gpus_per_node or None, time.time(), profile)}
-        for node, why in self._unfit.items():
-            log.warning("%s is unfit: %s", node, why)
-        return [n for n in nodes if n not in self._unfit]
 
 
 async def _amain(who: Options, args: argparse.Namespace) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from transom_slurm.nodesets import fold
 
@@ -15,6 +14,7 @@ from transomd.api.wire import FailureReport, LaunchOrder, LaunchReport
 from transomd.launch.agents import Agents
 from transomd.launch.agreeing import Agreement
 from transomd.launch.aside import Aside
+from transomd.launch.claims import DISK_S, Claims
 from transomd.launch.course import Course
 from transomd.launch.folder import CheckpointFolder
 from transomd.launch.hub import AgentGone
@@ -35,8 +35,6 @@ log = logging.getLogger("transom.launcher")
 EVIDENCE_LIMIT = 200
 RANKS_S = 5.0
 """How long the agents have to say what the ranks of a hung launch are doing."""
-DISK_S = 10.0
-"""How long the run folder may take to answer; on a dead file system it takes for ever."""
 PORT_S = 5.0
 """How long an agent has to name a free port."""
 
@@ -55,6 +53,7 @@ class Runs:
         agents: Agents,
         folder: CheckpointFolder,
         course: Course,
+        claims: Claims,
         clock: Callable[[], float],
     ) -> None:
         self._clock = clock
@@ -64,6 +63,7 @@ class Runs:
         self._agents = agents
         self._folder = folder
         self._course = course
+        self._claims = claims
         self._program: Program | None = None
         self._pairing: Pairing | None = None
         self.agreement = Agreement(agents, folder, spec.nodes * spec.tasks_per_node)
@@ -81,7 +81,7 @@ class Runs:
         """
         wanted = list(order.nodes)
         try:
-            before = await self._disk.ask(self._nodes_before)
+            before = await self._nodes_before()
             order = replace(order, nodes=arrange(wanted, before, self._options.nodes))
             epoch = await self.claim_epoch(order)
         except OSError as error:
@@ -110,11 +110,11 @@ class Runs:
             await self.fail("start", f"epoch {epoch} could not be started: {error}")
         return True
 
-    def _nodes_before(self) -> list[str]:
+    async def _nodes_before(self) -> list[str]:
         """Return the nodes of the allocation's newest launch, by their ranks; a job's own script has Slurm's order."""
-        run_dir = self._options.run_dir
-        epochs = run_dir.epochs()
-        claim = run_dir.owner(f"epoch-{epochs[-1]:06d}") if epochs and not self._spec.script else {}
+        if self._spec.script:
+            return []
+        _, claim = await self._claims.newest()
         here = claim.get("slurm_job_id") == self._options.slurm_job_id
         return list(claim.get("nodes", [])) if here else []
 
@@ -128,25 +128,11 @@ class Runs:
 
         None where another launcher has taken over. Raises OSError where the run folder does not answer.
         """
-        newest = await self._disk.ask(self._options.run_dir.newest_generation, self._options.attempt)
-        if newest > self._options.generation:
+        if await self._claims.taken_over_by():
             log.error("another launcher has taken over; starting nothing")
             return None
         await self._folder.look_for_epochs()
-        epoch = max(order.epoch, self._folder.newest_epoch + 1)
-        me = {
-            "slurm_job_id": self._options.slurm_job_id,
-            "generation": self._options.generation,
-            "at": time.time(),
-            "resume_step": order.resume_step,
-            "nodes": order.nodes,
-        }
-        return await self._disk.ask(self._first_free, epoch, me)
-
-    def _first_free(self, epoch: int, me: Mapping[str, Any]) -> int:
-        while self._options.run_dir.claim(f"epoch-{epoch:06d}", me) is not me:
-            epoch += 1
-        return epoch
+        return await self._claims.epoch(max(order.epoch, self._folder.newest_epoch + 1), order)
 
     async def _start(self, order: LaunchOrder, epoch: int, port: int) -> None:
         plan = LaunchPlan(
