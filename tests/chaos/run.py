@@ -48,7 +48,6 @@ SLOWER = (
     ("heartbeat_timeout_s = 4", "heartbeat_timeout_s = 8"),
     ("launcher_silence_s = 8", "launcher_silence_s = 15"),
     ("stall_after_s = 8", "stall_after_s = 12"),
-    ("interval_s = 3", "interval_s = 10"),
 )
 """Three jobs and all of their faults on two processors: what is slow for that is not to look like a failure."""
 POLICY = "policy: {max_restarts: 1000, max_attempts: 200, no_progress_limit: 10}\nwatch: {first_step_after: 12}\n"

@@ -12,9 +12,12 @@ from people import Person, people
 
 
 @pytest.fixture
-def site(make_sandbox: Any) -> Iterator[Site]:
-    """A sandbox of its own for one test, with a transomd that answers."""
+def site(make_sandbox: Any, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """A sandbox of its own for one test, with a transomd that answers; see ``probed_often``."""
     with site_on(make_sandbox(5, slurmd_timeout=5), Site) as made:
+        if hasattr(request, "param"):
+            config = made.root / "transomd.toml"
+            config.write_text(config.read_text().replace("[health]\ninterval_s = 10\n", request.param))
         made.start_daemon()
         yield made
 

@@ -23,6 +23,8 @@ from transomd.api.client import Client
 needs_fuse = pytest.mark.skipif(
     not os.path.exists("/dev/fuse"), reason="NO FUSE: no /dev/fuse here, so no mount can be dead"
 )
+probed_often = pytest.mark.parametrize("site", ["[health]\ninterval_s = 3\n"], indirect=True, ids=["probed-often"])
+"""For tests of what is found on nodes while a program runs on them; probes are most of what a site costs."""
 RING = Path(__file__).with_name("ring.py")
 SETTINGS = """\
 [daemon]
@@ -37,7 +39,7 @@ key = "{key}"
 known_hosts = "{known_hosts}"
 connect_timeout_s = 2
 [health]
-interval_s = 3
+interval_s = 10
 probe_timeout_s = 6
 gate_timeout_s = 60
 [health.modes]

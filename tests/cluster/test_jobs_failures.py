@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from jobs import Site, check_end
+from jobs import Site, check_end, probed_often
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -45,6 +45,7 @@ def test_slurmd_killed(site: Site) -> None:
     assert "n2" not in detail["launches"][-1]["nodes"]
 
 
+@probed_often
 def test_xid_79(site: Site) -> None:
     job = site.submit("--steps 60")
     site.wait_step(job, 7)

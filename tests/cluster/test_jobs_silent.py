@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from jobs import Site, check_end
+from jobs import Site, check_end, probed_often
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
+@probed_often
 def test_what_hurts_no_job_is_left_alone(site: Site) -> None:
     """A tool that hangs, a counter, a slow node, a slow controller and a locked database end no launch."""
     job = site.submit("--steps 90")
