@@ -1,10 +1,13 @@
 # The targets that a person needs; `make help` lists them. Each sets up what it needs first, and a second run installs nothing.
 
 PYTHON := .venv/bin/python
-# Test processes side by side. The cluster tests mostly wait, so more of them than cores pays; being the longest, they
-# come first, and the small ones fill up the end.
+# Test processes side by side. The cluster tests mostly wait, so more of them than cores pays; tests/schedule.py has them
+# run beside the others, which compute, and the long ones first.
 WORKERS ?= 4
 TESTS ?= tests/cluster tests/contract tests/unit
+
+# Else each of the many processes that a test starts compiles all that it imports of transom again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test chaos bench check wheel-smoke docs clean
