@@ -58,6 +58,29 @@ def test_status_shows_what_is_broken(place: Path) -> None:
     assert _nodes(place)["n3"]["power"] is True
 
 
+def test_programs_are_told_what_was_broken_and_mended(place: Path) -> None:
+    done = _transom("fail", "n[2-3]", "gpu-lost", "--json", directory=place)
+    said = "GPU 0 is gone from nvidia-smi"
+    assert json.loads(done.stdout) == {"results": [{"node": name, "message": said} for name in ("n2", "n3")]}
+    healed = json.loads(_transom("heal", "n[1-3]", "--json", directory=place).stdout)["results"]
+    assert [one["node"] for one in healed] == ["n1", "n2", "n3"]
+    assert all("as after a reboot" in one["message"] for one in healed)
+    refused = _transom("fail", "n1", "rank-kill", "--json", directory=place)
+    assert (refused.returncode, json.loads(refused.stdout)) == (5, {"results": []})
+
+
+def test_programs_are_told_what_is_up_and_how_to_get_in(place: Path) -> None:
+    directory = place.with_name("json")
+    told = json.loads(_transom("up", "--nodes", "1", "--json", directory=directory).stdout)
+    try:
+        assert (told["directory"], told["slurm_answers"]) == (str(directory), True)
+        assert [node["name"] for node in told["nodes"]] == ["n1"]
+        assert told["env"]["TRANSOM_SANDBOX"] == str(directory)
+    finally:
+        ended = json.loads(_transom("down", "--json", directory=directory).stdout)
+    assert ended == {"directory": str(directory), "ended": True}
+
+
 def test_the_shell_lines_make_slurms_words_mean_the_sandbox(place: Path) -> None:
     exports = _transom("env", directory=place).stdout
     script = f"{exports}\nsrun -N3 hostname | sort; munge -n | unmunge | grep -c Success; scontrol ping"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import os
 import pickle
 import resource
@@ -21,6 +22,7 @@ from cli_server import transom
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transom_cli.commands.ckpt_move import folded
+from transom_cli.main import run
 
 from transomd.tce.catalogue import list_checkpoints, verify
 from transomd.tce.errors import CheckpointError
@@ -485,6 +487,17 @@ def test_the_command_exports_and_imports(folder: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     state = gather(list_checkpoints(tmp_path / "new")[0].path).state
     assert same(state, {"model": state_of(7)["model"]})
+
+
+def test_programs_are_told_what_was_moved(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, words = str(tmp_path / "out.safetensors"), ["ckpt", "export", str(folder.parent), "7", "--to", "safetensors"]
+    assert run([*words, out, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["epoch"], told["path"], told["format"]) == (7, 1, out, "safetensors")
+    assert "state['loop']['name']" in told["left_out"]
+    assert run(["ckpt", "import", out, str(tmp_path / "new"), "--step", "9", "--json"]) == 0
+    (made,) = list_checkpoints(tmp_path / "new")
+    assert json.loads(capsys.readouterr().out) == {"step": 9, "path": str(made.path)}
 
 
 @pytest.mark.parametrize(

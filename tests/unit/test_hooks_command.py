@@ -29,6 +29,15 @@ def test_it_writes_what_the_site_file_says(tmp_path: Path, capsys: pytest.Captur
     assert f"Epilog={tmp_path}/h/epilog" in capsys.readouterr().out
 
 
+def test_it_tells_programs_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = site(tmp_path, 'advertise = "http://head:7077"')
+    assert run(["hooks", "install", str(tmp_path / "h"), "--config", config, "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert (told["directory"], told["url"]) == (str(tmp_path / "h"), "http://head:7077")
+    assert sorted(told["files"]) == sorted(str(file) for file in (tmp_path / "h").iterdir())
+    assert f"Epilog={tmp_path}/h/epilog" in told["slurm_conf"]
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def test_nothing_up(words: list[str], tmp_path: Path) -> None:
 
 def test_down_of_nothing_is_no_error(tmp_path: Path) -> None:
     assert "nothing is up" in _run("down", "--dir", str(tmp_path / "none"))
+    told = json.loads(_run("down", "--json", "--dir", str(tmp_path / "none")))
+    assert told == {"directory": f"{tmp_path}/none", "ended": False}
 
 
 def test_slurm_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

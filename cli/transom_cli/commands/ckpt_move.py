@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import click
 
 from transom_cli.commands.ckpt_bar import ByteBar, writing
-from transom_cli.commands.ckpt_find import epoch_option, one_of, place, step_word, whole
+from transom_cli.commands.ckpt_find import as_json_option, epoch_option, one_of, place, step_word, whole
 from transom_cli.text import plain
 from transomd.errors import NotFoundError, RefusedError, TransomError, UsageError
 from transomd.words import ExitCode
@@ -30,7 +31,10 @@ FORMATS = ("dcp", "safetensors", "torch")
     "--rank", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Whose own keys to take."
 )
 @epoch_option
-def export_command(where: str, step: int, out: Path, to: str, key: str, rank: int, epoch: int | None) -> int:
+@as_json_option
+def export_command(
+    where: str, step: int, out: Path, to: str, key: str, rank: int, epoch: int | None, as_json: bool
+) -> int:
     """Write a checkpoint as files that need no transom. Every byte is verified on the way; OUT must not exist.
 
     \b
@@ -54,8 +58,13 @@ def export_command(where: str, step: int, out: Path, to: str, key: str, rank: in
     state = _under(gathered.state, key, where)
     with writing(f"writing {out.name}", portable.state_bytes(state)):
         lacking = portable.export(state, out, to)
+    own = [k for k in gathered.of_one_rank if key in ("", k)]
+    if as_json:
+        about = {"step": item.step, "epoch": item.epoch, "path": str(out), "format": to, "rank": rank}
+        print(json.dumps({**about, "of_one_rank": own, "left_out": lacking}, indent=2))
+        return ExitCode.OK
     print(f"step {item.step} of epoch {item.epoch} is in {plain(out)}")
-    _note(f"of rank {rank} alone, as each rank had its own", [k for k in gathered.of_one_rank if key in ("", k)])
+    _note(f"of rank {rank} alone, as each rank had its own", own)
     _note("left out, as a safetensors file holds tensors only", folded(lacking))
     return ExitCode.OK
 
@@ -65,7 +74,8 @@ def export_command(where: str, step: int, out: Path, to: str, key: str, rank: in
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="The step it is of.")
 @click.option("--key", default="", metavar="KEY", help="Put it under this key, as the program's state has it.")
-def import_command(source: Path, directory: Path, step: int, key: str) -> int:
+@as_json_option
+def import_command(source: Path, directory: Path, step: int, key: str, as_json: bool) -> int:
     """Make a complete, verified checkpoint in DIR, for any number of ranks, from the files of others.
 
     SOURCE is a directory that torch.distributed.checkpoint wrote, a
@@ -84,7 +94,10 @@ def import_command(source: Path, directory: Path, step: int, key: str) -> int:
     logging.getLogger("transom.tce").addHandler(logging.NullHandler())
     with writing(f"importing {source.name}", bytes_):
         folder = portable.bring_in(source, directory, step=step, key=key)
-    print(f"step {step} is complete and verified in {plain(folder)}")
+    if as_json:
+        print(json.dumps({"step": step, "path": str(folder)}, indent=2))
+    else:
+        print(f"step {step} is complete and verified in {plain(folder)}")
     return ExitCode.OK
 
 

@@ -28,7 +28,8 @@ def hooks() -> None:
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="transomd's site file.")
 @click.option("--url", default="", metavar="URL", help="Where nodes reach transomd (default: as launchers do).")
-def install(directory: Path, config: Path | None, url: str) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print what was written, and the lines for slurm.conf.")
+def install(directory: Path, config: Path | None, url: str, as_json: bool) -> int:
     """Write the hooks with their configuration and key to DIRECTORY, to be copied to the same path on every node (a
     local disk: what lies on a dead mount cannot be started). Run it as root on the head node, and again after each
     upgrade and each change of the checks' limits. It prints the lines for slurm.conf.
@@ -52,9 +53,14 @@ def install(directory: Path, config: Path | None, url: str) -> int:
         denied = isinstance(error, PermissionError)
         hint = "run it as root" if denied else f"ls -ld {directory.absolute().parent}; or name another folder"
         raise TransomError(f"writing {error.filename}: {error.strerror}", hint=hint) from None
+    lines = slurm_conf(directory.absolute()).splitlines()
+    if as_json:
+        about = {"directory": str(directory.absolute()), "url": told["url"], "files": [str(file) for file in files]}
+        print(json.dumps({**about, "slurm_conf": lines}, indent=2))
+        return ExitCode.OK
     say(f"{len(files)} files in {directory.absolute()}; transomd at {told['url']}")
     print("Copy the folder to every node, then add to slurm.conf and run scontrol reconfigure:\n")
-    print("\n".join(f"  {line}" for line in slurm_conf(directory.absolute()).splitlines()))
+    print("\n".join(f"  {line}" for line in lines))
     return ExitCode.OK
 
 

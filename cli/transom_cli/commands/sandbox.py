@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,6 +66,7 @@ _directory = click.option(
     envvar="TRANSOM_SANDBOX",
     help=f"The sandbox's directory; also $TRANSOM_SANDBOX.  [default: {default_directory()}]",
 )
+_as_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,10 +93,17 @@ def sandbox() -> None:
 @click.option("--slurmd-timeout", default=10, show_default=True, metavar="S", help="SlurmdTimeout, seconds.")
 @click.option("--message-timeout", default=5, show_default=True, metavar="S", help="MessageTimeout, seconds.")
 @click.option("--mode", type=click.Choice(["netns", "loopback"]), help="Instead of the better one that is possible.")
+@_as_json
 @_directory
 @_clear_errors
 def up(
-    nodes: int, gpus: int, slurmd_timeout: int, message_timeout: int, mode: str | None, directory: Path | None
+    nodes: int,
+    gpus: int,
+    slurmd_timeout: int,
+    message_timeout: int,
+    mode: str | None,
+    as_json: bool,
+    directory: Path | None,
 ) -> None:
     """Start a sandbox; ready when this returns, about a second later.
 
@@ -116,12 +124,29 @@ def up(
         message_timeout=message_timeout,
         mode=mode or "",
     )
+    if as_json:
+        _print({**_about(found, found.status()), "env": found.env()})
+        return
     _say(f"up in {time.monotonic() - began:.1f} s: {_summary(found)}")
     click.echo(NEXT.format(env=command(found.directory, "env")))
 
 
 def _say(text: str) -> None:
     click.echo("\n".join(wrapped(text, width(), indent="", whole=True)))
+
+
+def _print(answer: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(answer, indent=2))
+
+
+def _about(found: Sandbox, reports: Sequence[NodeReport]) -> dict[str, Any]:
+    return {
+        "directory": str(found.directory),
+        "mode": found.spec.mode,
+        "slurm_version": "{}.{:02d}".format(*found.spec.slurm_version),
+        "slurm_answers": any(report.slurm for report in reports),
+        "nodes": [asdict(report) for report in reports],
+    }
 
 
 def _raise_exit(number: int, frame: object) -> None:
@@ -136,16 +161,21 @@ def _summary(found: Sandbox) -> str:
 
 
 @sandbox.command(short_help="End the sandbox and all that runs in it.")
+@_as_json
 @_directory
 @_clear_errors
-def down(directory: Path | None) -> None:
+def down(as_json: bool, directory: Path | None) -> None:
     """End the sandbox and all that runs in it, without a trace; also after a crash of `up`."""
     root = directory or default_directory()
-    click.echo(f"ended: {root}" if Sandbox.clear(root) else f"nothing is up in {root}")
+    ended = Sandbox.clear(root)
+    if as_json:
+        _print({"directory": str(root), "ended": ended})
+    else:
+        click.echo(f"ended: {root}" if ended else f"nothing is up in {root}")
 
 
 @sandbox.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_as_json
 @_directory
 @_clear_errors
 def status(as_json: bool, directory: Path | None) -> None:
@@ -153,14 +183,7 @@ def status(as_json: bool, directory: Path | None) -> None:
     found = Sandbox.attach(directory)
     reports = found.status()
     if as_json:
-        about = {
-            "directory": str(found.directory),
-            "mode": found.spec.mode,
-            "slurm_version": "{}.{:02d}".format(*found.spec.slurm_version),
-            "slurm_answers": any(report.slurm for report in reports),
-            "nodes": [asdict(report) for report in reports],
-        }
-        click.echo(json.dumps(about, indent=2))
+        _print(_about(found, reports))
         return
     _say(_summary(found))
     click.echo(f"{'NODE':<6} {'ADDRESS':<13} {'POWER':<6} {'LINK':<5} {'SLURMD':<7} {'GPUS':<5} SLURM")
@@ -218,28 +241,42 @@ def exec_(node: str | None, directory: Path | None, command: tuple[str, ...]) ->
 )
 @click.argument("nodes", metavar="NODE")
 @click.argument("kind", shell_complete=complete_faults)
+@_as_json
 @_directory
 @_clear_errors
-def fail(nodes: str, kind: str, directory: Path | None) -> None:
+def fail(nodes: str, kind: str, as_json: bool, directory: Path | None) -> None:
     """Inject a fault of KIND into NODE (a hostlist, as n2 or n[2-3]; or hub)."""
     found = Sandbox.attach(directory)
-    for node in _expand(found, nodes):
-        _say(f"{node}: {found.fail(node, kind)}")
+    _each(_expand(found, nodes), lambda node: found.fail(node, kind), as_json)
 
 
 @sandbox.command(short_help="Undo the faults of a node, or of the hub.")
 @click.argument("nodes", metavar="NODE")
+@_as_json
 @_directory
 @_clear_errors
-def heal(nodes: str, directory: Path | None) -> None:
+def heal(nodes: str, as_json: bool, directory: Path | None) -> None:
     """Undo the faults of NODE (a hostlist, as n2 or n[2-3]; or hub).
 
     Power comes back, the cable is mended, slurmd runs, stopped processes go on; GPUs and kernel log are as after a
     reboot. A node that was drained stays drained.
     """
     found = Sandbox.attach(directory)
-    for node in _expand(found, nodes):
-        _say(f"{node}: {', '.join(found.heal(node)) or 'nothing was wrong with it'}")
+    wrong = "nothing was wrong with it"
+    _each(_expand(found, nodes), lambda node: ", ".join(found.heal(node)) or wrong, as_json)
+
+
+def _each(nodes: Iterable[str], act: Callable[[str], str], as_json: bool) -> None:
+    """Do something to nodes, one by one, and say what; also where one of them fails, of those before it."""
+    results: list[dict[str, str]] = []
+    try:
+        for node in nodes:
+            results.append({"node": node, "message": act(node)})
+            if not as_json:
+                _say(f"{node}: {results[-1]['message']}")
+    finally:
+        if as_json:
+            _print({"results": results})
 
 
 def _expand(found: Sandbox, text: str) -> tuple[str, ...]:
