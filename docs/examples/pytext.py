@@ -13,7 +13,7 @@ from torch import Tensor
 def standard_library() -> bytes:
     """The modules at the top of the standard library, one after the other, in the order of their names."""
     folder = Path(sysconfig.get_path("stdlib"))
-    return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")) if path.is_file())
 
 
 class Batches:

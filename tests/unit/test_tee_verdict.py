@@ -89,6 +89,12 @@ def test_no_evidence_is_unknown_and_blames_nobody() -> None:
     assert verdict.confidence is Confidence.LOW
 
 
+def test_what_srun_says_is_told_where_nothing_else_was_said() -> None:
+    verdict = judge(log("srun: error: --nodes is incompatible with --distribution=arbitrary"))
+    assert short(verdict) == ("unknown", "unknown", "restart", (), ())
+    assert "srun: error: --nodes is incompatible with --distribution=arbitrary" in verdict.summary
+
+
 def test_a_lost_heartbeat_alone_excludes_and_does_not_drain() -> None:
     verdict = judge([detect.heartbeat_lost("n2", T)])
     assert short(verdict) == ("host", "node", "exclude", ("n2",), ())

@@ -98,14 +98,15 @@ def srun_argv(plan: LaunchPlan, task: Path, logs: Path) -> list[str]:
     ``--kill-on-bad-exit=0``: when one rank fails, the others may still say why; the launcher ends them itself.
     """
     a_node = tasks_a_node(plan.spec)
-    where = ["--distribution=arbitrary", f"--nodelist={logs / HOSTS}"] if plan.arranged else []
+    where = [f"--nodes={len(plan.nodes)}", f"--nodelist={','.join(plan.nodes)}"]
+    if plan.arranged:  # the file says how many nodes there are; srun of 24.11 refuses to be told twice
+        where = ["--distribution=arbitrary", f"--nodelist={logs / HOSTS}"]
     return [
         "srun",
         "--overlap",
-        f"--nodes={len(plan.nodes)}",
         f"--ntasks={len(plan.nodes) * a_node}",
         f"--ntasks-per-node={a_node}",
-        *(where or [f"--nodelist={','.join(plan.nodes)}"]),
+        *where,
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--mem=0",

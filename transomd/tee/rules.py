@@ -310,6 +310,6 @@ def nothing(case: Case) -> Verdict:
         blame=Blame.UNKNOWN,
         action=Action.RESTART,
         confidence=Confidence.LOW,
-        summary=sentences.nothing(case.victims),
+        summary=sentences.nothing(case.victims, case.of("SL-SRUN")),
         evidence=(),
     )

@@ -234,13 +234,13 @@ def operations_differ(timeouts: Sequence[Evidence]) -> str:
     )
 
 
-def nothing(victims: Sequence[Evidence]) -> str:
-    """No cause was found."""
-    seen = (
-        f"Only consequences were seen, such as: {first_line(victims[0], 120)}."
-        if victims
-        else "No log, node or signal says anything."
-    )
+def nothing(victims: Sequence[Evidence], srun: Sequence[Evidence]) -> str:
+    """No cause was found; ``srun`` are words of srun that nobody knows."""
+    seen = "No log, node or signal says anything."
+    if victims:
+        seen = f"Only consequences were seen, such as: {first_line(victims[0], 120)}."
+    elif srun:
+        seen = f"Nothing else was seen than: {first_line(srun[0], 120)}."
     return f"The cause is unknown. {seen} {_then(Action.RESTART)}"
 
 
