@@ -6,6 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from transomd.launch.awake import Awake
 from transomd.launch.handshake import greet
 from transomd.launch.hub import Hub
@@ -13,9 +15,11 @@ from transomd.launch.program import SRUN_LOG
 from transomd.launch.watch import FIRST_EXITS, MAX_EXITS, LogWatch
 from transomd.spec import JobSpec
 from transomd.tee.progress import DEFAULT_PATTERN, Progress
+from transomd.tee.types import Verdict
 from transomd.tee.verdict import fuse
 from transomd.words import Action, Blame, Role
 
+T = 1_780_000_000.0
 SPEC = JobSpec(name="t", command="true", nodes=2, tasks_per_node=1, workdir="/")
 
 
@@ -73,6 +77,56 @@ def test_a_rank_that_is_ended_while_it_prints_an_exception_ends_no_job(tmp_path:
     verdict = fuse(made.evidence(), nodes=("n1", "n2"), ranks_by_node={"n1": (0,), "n2": (1,)}, has_run=True)
     assert (verdict.action, verdict.blame, verdict.ranks) == (Action.RESTART, Blame.UNKNOWN, (1,))
     assert [e.text.partition("\n")[0] for e in verdict.evidence if e.rank == 0] == ["RingBroken:"]
+
+
+RAISED = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\nKeyError: 7\n'
+KILLED = "srun: error: n2: task 1: Killed\n"
+FAILED = "srun: error: n1: task 0: Exited with exit code 1\n"
+
+
+def told_by(logs: Path, *looks: tuple[str, str]) -> tuple[LogWatch, Verdict]:
+    """Look at the logs once a minute, each time after rank 0 and srun have printed; return the verdict in the end."""
+    made, now = watch(logs), T
+    for number, texts in enumerate(looks):
+        for name, text in zip(("rank-00000.log", SRUN_LOG), texts, strict=True):
+            with (logs / name).open("a") as file:
+                file.write(text)
+        now = T + 60 * number
+        made.poll(now)
+    made.poll(now + 1, final=True)
+    return made, fuse(made.evidence(), nodes=("n1", "n2"), ranks_by_node={"n1": (0,), "n2": (1,)}, has_run=True)
+
+
+def steps(first: int, last: int) -> list[tuple[str, str]]:
+    return [(f"step {number}\n", "") for number in range(first, last + 1)]
+
+
+def test_an_exception_after_which_the_program_went_on_ends_no_job(tmp_path: Path) -> None:
+    _, verdict = told_by(tmp_path, *steps(1, 2), (RAISED, ""), *steps(3, 6), ("", KILLED))
+    assert (verdict.action, verdict.blame, verdict.ranks) == (Action.RESTART, Blame.UNKNOWN, (1,))
+    assert [e.role for e in verdict.evidence if e.signature == "PY-EXCEPTION"] == [Role.CONTEXT]
+
+
+@pytest.mark.parametrize("after", [steps(3, 4), [("", FAILED), *steps(3, 9)]])
+def test_an_exception_after_which_only_steps_under_way_ended_is_a_cause(
+    tmp_path: Path, after: list[tuple[str, str]]
+) -> None:
+    _, verdict = told_by(tmp_path, *steps(1, 2), (RAISED, ""), *after, ("", KILLED))
+    assert (verdict.action, verdict.blame, verdict.ranks) == (Action.STOP, Blame.PROGRAM, (0,))
+
+
+def test_an_exception_that_was_made_up_for_and_comes_again_is_a_cause_of_its_later_time(tmp_path: Path) -> None:
+    made, verdict = told_by(tmp_path, *steps(1, 2), (RAISED, ""), *steps(3, 6), (RAISED, ""), ("", FAILED))
+    assert (verdict.action, verdict.blame) == (Action.STOP, Blame.PROGRAM)
+    (at,) = [e.at for e in made.evidence() if e.signature == "PY-EXCEPTION"]
+    assert at is not None
+    assert at >= T + 60 * 7
+
+
+def test_numbers_that_went_wrong_are_not_made_up_for_by_going_on(tmp_path: Path) -> None:
+    wrong = "Correct result (but possible Application error)\n"
+    _, verdict = told_by(tmp_path, *steps(1, 2), (wrong, ""), *steps(3, 6), ("", KILLED))
+    assert verdict.failure_class == "numeric"
 
 
 def test_a_peer_named_by_its_address_gets_its_nodes_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from transomd.launch.outlived import Outlived
 from transomd.launch.program import SRUN_LOG
 from transomd.spec import JobSpec
 from transomd.tee import detect
@@ -55,6 +56,7 @@ class LogWatch:
         self._a_node = spec.tasks_per_node
         self._exits: dict[tuple[int | None, str], Evidence] = {}
         self._more_exits = 0
+        self._outlived = Outlived()
         self.failing = ""
         self.step: int | None = None
         self.step_at: float | None = None
@@ -78,6 +80,9 @@ class LogWatch:
             self._matcher.finish()
         else:
             self._matcher.flush(now)
+        if not self.failing:
+            self._outlived.move(self._progress.steps)
+        self._outlived.note(self._matcher.evidence(), now)
 
     def _take(self, chunk: Chunk, now: float) -> None:
         self._matcher.feed(chunk, now)
@@ -114,7 +119,8 @@ class LogWatch:
         exits = list(self._exits.values())
         more = [detect.more_exits(self._more_exits, exits[-1].at)] if self._more_exits else []
         # The reader takes so many pieces only, and bad ends must not crowd out what says why.
-        found = (*exits[:FIRST_EXITS], *more, *self._matcher.evidence(), *exits[FIRST_EXITS:])
+        said = map(self._outlived.told, self._matcher.evidence())
+        found = (*exits[:FIRST_EXITS], *more, *said, *exits[FIRST_EXITS:])
         return [_named(self._placed(e), addresses) for e in found]
 
     def _placed(self, evidence: Evidence) -> Evidence:
