@@ -80,6 +80,8 @@ LAUNCH_FAILED = "launch failed requeued held"
 _PARTITION = "scontrol show partition {partition}"
 _DETAILS = "scontrol show job {job}"
 _RELEASE = "scontrol release {job}"
+# Released alone, it waits for the rest of the 120 s that slurmctld puts a requeued job off.
+_RELEASE_NOW = f"{_RELEASE} && scontrol update jobid={{job}} StartTime=now"
 _QOS = "sacctmgr show qos"
 _ASSOCIATION = "sacctmgr show assoc user=$USER"
 
@@ -96,9 +98,14 @@ REASONS: tuple[Pending, ...] = (
         (LAUNCH_FAILED,),
         Until.RELEASE,
         "its launch failed (most often a prolog), so Slurm put it back and holds it",
-        # Released alone, it waits for the rest of the 120 s that slurmctld puts a requeued job off.
-        f"{_RELEASE} && scontrol update jobid={{job}} StartTime=now",
+        _RELEASE_NOW,
         outlook.launch_failed,
+    ),
+    Pending(
+        ("user env retrieval failed requeued held",),
+        Until.RELEASE,
+        "the environment of its user could not be read on its node, so Slurm put it back and holds it",
+        _RELEASE_NOW,
     ),
     Pending(
         ("DependencyNeverSatisfied",),

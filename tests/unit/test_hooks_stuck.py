@@ -42,6 +42,13 @@ def test_a_rewritten_prolog_error_is_named_too() -> None:
     assert found.cause.endswith("n3")
 
 
+def test_a_job_held_for_an_environment_that_could_not_be_read() -> None:
+    waiting = job("PENDING", "user env retrieval failed requeued held", priority=0)
+    (found,) = stuck_jobs([waiting], nodes(n1="IDLE"), now=NOW)
+    assert found.command.startswith("scontrol release 7 && ")
+    assert "environment of its user" in found.cause
+
+
 def test_other_held_jobs() -> None:
     held = [
         job("PENDING", "JobHoldMaxRequeue", job_id=1, restarts=5),
@@ -107,6 +114,7 @@ def test_resources_that_never_come() -> None:
     [
         "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
         "ReqNodeNotAvail, UnavailableNodes:n2",
+        "NodeDown",
     ],
 )
 def test_nodes_that_are_away(reason: str) -> None:

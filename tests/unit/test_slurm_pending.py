@@ -88,6 +88,7 @@ def test_what_waiting_may_end_is_explained(reason: str, meaning: str, command: s
         ("JobHeldAdmin", "scontrol release 7, by an administrator"),
         ("JobHoldMaxRequeue", "scontrol release 7"),
         ("launch failed requeued held", "scontrol release 7 && scontrol update jobid=7 StartTime=now"),
+        ("user_env_retrieval_failed_requeued_held", "scontrol release 7 && scontrol update jobid=7 StartTime=now"),
         ("DependencyNeverSatisfied", "scontrol update jobid=7 Dependency="),
     ],
 )
