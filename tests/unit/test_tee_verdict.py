@@ -259,6 +259,11 @@ def test_what_others_raise_once_a_rank_has_ended_badly_is_no_cause(code: int) ->
     assert verdict.ranks == (3,)
 
 
+def test_what_all_ranks_raise_is_the_programs_also_where_one_of_them_crashes_over_it() -> None:
+    verdict = judge([*exits(139, 3), *[one for rank in range(8) for one in raised(OWN_WORDS, rank, T)]])
+    assert short(verdict) == ("user-code", "program", "stop", (), ())
+
+
 def test_what_is_raised_while_a_hang_is_ended_is_no_cause() -> None:
     hang = detect.no_progress(Stall(step=7, seconds=900, limit=600), T)
     assert judge([*hang, *raised(OWN_WORDS, 0, T + 0.5)]).action is Action.RESTART

@@ -145,7 +145,8 @@ def _after_the_end(ordered: Sequence[Evidence]) -> list[Evidence]:
         return list(ordered)
     generic = [one for one in ordered if one.role is Role.ROOT and one.signature in _GENERIC]
     first = {shape(one): one for one in reversed(generic)}
-    later = [key for key, one in first.items() if one.rank != end.rank and _came_after(one, end)]
+    own = [shape(one) for one in generic if one.rank == end.rank]
+    later = [key for key, one in first.items() if key not in own and _came_after(one, end)]
     return [replace(one, role=Role.VICTIM) if one in generic and shape(one) in later else one for one in ordered]
 
 
