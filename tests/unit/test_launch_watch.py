@@ -129,6 +129,42 @@ def test_numbers_that_went_wrong_are_not_made_up_for_by_going_on(tmp_path: Path)
     assert verdict.failure_class == "numeric"
 
 
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "line", "node", "rank"),
+    [
+        ({"launcher": "torchrun", "command": "t.py"}, ECC, "n2", None),
+        ({"launcher": "torchrun", "command": "t.py"}, f"[rank3]: {ECC}", "n2", 3),
+        ({"script": "/t.sbatch"}, ECC, "", None),
+        ({"script": "/t.sbatch"}, f"[rank3]: {ECC}", "n2", 3),
+        ({"command": "true"}, ECC, "n1", 1),
+    ],
+)
+def test_a_log_that_ranks_share_names_no_rank_and_no_node_that_it_is_not_sure_of(
+    tmp_path: Path, job: dict[str, str], line: str, node: str, rank: int | None
+) -> None:
+    spec = JobSpec(name="t", nodes=2, tasks_per_node=2, workdir="/", **job)
+    (tmp_path / ("rank-00000.log" if spec.script else "rank-00001.log")).write_text(f"step 7\n{line}")
+    made = LogWatch(tmp_path, spec, ("n1", "n2"), Progress(DEFAULT_PATTERN, now=0.0))
+    made.poll(T)
+    (found,) = made.evidence()
+    assert (found.node, found.rank, made.step) == (node, rank, 7)
+    verdict = fuse([found], nodes=("n1", "n2"), ranks_by_node={"n1": (0, 1), "n2": (2, 3)})
+    assert verdict.nodes == ((node,) if node else ())
+
+
+def test_srun_tells_of_torchruns_and_not_of_ranks(tmp_path: Path) -> None:
+    spec = JobSpec(name="t", launcher="torchrun", command="t.py", nodes=2, tasks_per_node=2, workdir="/")
+    (tmp_path / SRUN_LOG).write_text("srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Killed\n")
+    made = LogWatch(tmp_path, spec, ("n1", "n2"), Progress(DEFAULT_PATTERN, now=0.0))
+    made.poll(T)
+    ends = [(e.node, e.rank, e.role) for e in made.evidence() if e.source == "exit"]
+    assert ends == [("n2", None, Role.CONTEXT), ("n1", None, Role.VICTIM)]
+    assert {e.rank for e in made.evidence()} == {None}
+
+
 def test_a_peer_named_by_its_address_gets_its_nodes_name(tmp_path: Path) -> None:
     line = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.9.0.2]:23451\n"
     (tmp_path / "rank-00000.log").write_text(line)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from transomd.launch.outlived import Outlived
-from transomd.launch.program import SRUN_LOG
+from transomd.launch.program import SRUN_LOG, tasks_a_node
 from transomd.spec import JobSpec
 from transomd.tee import detect
 from transomd.tee.matcher import Matcher
@@ -23,8 +23,20 @@ FIRST_EXITS = 100
 """Those that come before what the logs say."""
 
 
-def _owner(name: str) -> Owner | None:
-    return Owner() if name == SRUN_LOG else rank_of_name(name)
+def _owners(spec: JobSpec, nodes: tuple[str, ...]) -> Callable[[str], Owner | None]:
+    """Return who writes each log. Ranks that torchrun or a job's own script starts share one: lines may name theirs."""
+    ranks, shared = len(nodes) * spec.tasks_per_node, bool(spec.script) or tasks_a_node(spec) < spec.tasks_per_node
+
+    def owner(name: str) -> Owner | None:
+        task = rank_of_name(name)
+        if name == SRUN_LOG:
+            return Owner()
+        if task is None or not shared or ranks == 1:
+            return task
+        alone = len(nodes) == 1 or not spec.script
+        return Owner(node=nodes[task.rank] if alone and task.rank is not None and task.rank < len(nodes) else "")
+
+    return owner
 
 
 def _named(evidence: Evidence, addresses: Mapping[str, str]) -> Evidence:
@@ -48,13 +60,14 @@ class LogWatch:
         progress: Progress,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tailer = Tailer(logs, _owner)
+        self._tailer = Tailer(logs, _owners(spec, nodes))
         self._matcher = Matcher(nodes=nodes)
         self._progress = progress
         self._clock = clock
         self._nodes = nodes
         self._a_node = spec.tasks_per_node
-        self._exits: dict[tuple[int | None, str], Evidence] = {}
+        self._a_task = spec.tasks_per_node // tasks_a_node(spec)
+        self._exits: dict[tuple[str, int | None, str], Evidence] = {}
         self._more_exits = 0
         self._outlived = Outlived()
         self.failing = ""
@@ -86,10 +99,12 @@ class LogWatch:
 
     def _take(self, chunk: Chunk, now: float) -> None:
         self._matcher.feed(chunk, now)
-        if chunk.rank is None:
-            self._take_exits(detect.srun_exits(chunk.data.decode(errors="replace"), now, torn_down=bool(self._exits)))
+        if chunk.file == SRUN_LOG:
+            text = chunk.data.decode(errors="replace")
+            self._take_exits(detect.srun_exits(text, now, torn_down=bool(self._exits), a_task=self._a_task))
             return
-        self._progress.feed(chunk, self._clock())
+        task = rank_of_name(chunk.file)
+        self._progress.feed(replace(chunk, rank=task.rank if task else None), self._clock())
         if self._progress.step != self.step:
             self.step, self.step_at = self._progress.step, now
             if self.first_step is None:
@@ -98,7 +113,7 @@ class LogWatch:
     def _take_exits(self, found: list[Evidence]) -> None:
         """Keep the first end of each kind of each rank, as many as there is room for; a log may be flooded."""
         for one in found:
-            key = (one.rank, one.signature)
+            key = (one.node, one.rank, one.signature)
             if key in self._exits:
                 continue
             if len(self._exits) < MAX_EXITS:
@@ -125,6 +140,8 @@ class LogWatch:
 
     def _placed(self, evidence: Evidence) -> Evidence:
         """Ranks are placed block by block, in the launch's order of nodes (srun's default)."""
+        if self._a_task > 1 and evidence.source == "slurm":
+            return replace(evidence, rank=None)  # srun counts tasks
         if evidence.node or evidence.rank is None:
             return evidence
         index = evidence.rank // self._a_node

@@ -67,10 +67,11 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def srun_exits(text: str, at: float | None, *, torn_down: bool = False) -> list[Evidence]:
+def srun_exits(text: str, at: float | None, *, torn_down: bool = False, a_task: int = 1) -> list[Evidence]:
     """Read how each task ended from srun's stderr. After the first bad end, those killed are only torn down.
 
     With ``torn_down`` that first end was in an earlier part of the log. No more than a job can have are returned.
+    Where there are more than one rank ``a_task`` (torchrun), none of them is named.
     """
     found: list[Evidence] = []
     for match in _SRUN_EXIT.finditer(text):
@@ -79,7 +80,8 @@ def srun_exits(text: str, at: float | None, *, torn_down: bool = False) -> list[
         number = _SRUN_SIGNALS.get(match["word"] or "")
         told = (torn_down or bool(found)) and number in (signal.SIGKILL, signal.SIGTERM)
         code = int(match["code"]) if match["code"] else 128 + (number or 0)
-        ends = (rank_exit(rank, match["node"], code, at, told=told) for rank in _ranks(match["ranks"]))
+        ranks = _ranks(match["ranks"]) if a_task == 1 else [None]
+        ends = (rank_exit(rank, match["node"], code, at, told=told) for rank in ranks)
         found.extend(end for end in ends if end)
     return found
 

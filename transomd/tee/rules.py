@@ -210,8 +210,8 @@ def _as_told(first: Evidence, case: Case) -> Verdict:
 
 
 def _on_few(group: Sequence[Evidence], case: Case) -> bool:
-    """Whether this was seen on some nodes of the job and not on most of them."""
-    return 0 < len(nodes_of(group)) * 2 <= len(case.nodes)
+    """Whether this was seen on some nodes of the job, or nobody knows where, and not on most of them."""
+    return len(case.nodes) > 1 and len(nodes_of(group)) * 2 <= len(case.nodes)
 
 
 def killed(case: Case) -> Verdict | None:
