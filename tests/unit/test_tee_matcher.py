@@ -246,6 +246,16 @@ except ValueError as error:
     assert (found.signature, found.text.partition("\n")[0]) == ("PY-EXCEPTION", "ValueError: no tokens")
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python has no exception groups")
+def test_a_group_of_exceptions_that_nothing_was_raised_before_is_read() -> None:
+    program = "import asyncio\nasync def job():\n    raise ValueError('no tokens')\nasync def main():\n"
+    program += "    async with asyncio.TaskGroup() as group:\n        group.create_task(job())\nasyncio.run(main())\n"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).stderr
+    assert told.startswith(b"  + Exception Group Traceback")
+    found = one(told)
+    assert (found.signature, found.text.partition("\n")[0]) == ("PY-EXCEPTION", "ValueError: no tokens")
+
+
 def test_a_traceback_without_end_is_given_up() -> None:
     text = "Traceback (most recent call last):\n" + "  more\n" * (MAX_LINES + 10) + f"{ECC}\n"
     assert one(text).signature == "CUDA-ECC"

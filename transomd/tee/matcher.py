@@ -181,7 +181,7 @@ class Matcher:
             if running.traceback.ended or running.traceback.full:
                 yield from self._close(printer.label, chunk.file, stream)
         if text.endswith(HEADER) and len(stream.open) < MAX_OPEN:
-            started = Traceback(stream.number, now)
+            started = Traceback(stream.number, now, text)
             stream.open[printer.label] = _Open(started, _whole(printer, chunk), stream.at)
         elif found := self._catalogue.find(text):
             signature, match = found

@@ -9,6 +9,7 @@ MAX_LINES = 500
 """Lines that one traceback may be long before it is given up."""
 
 HEADER = "Traceback (most recent call last):"
+_OF_GROUP = "Exception Group"
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:: .*|:)?$")
 _CHAIN = (
     "During handling of the above exception",
@@ -34,14 +35,14 @@ class Traceback:
 
     __slots__ = ("_frames", "_grouped", "_inside", "_lines", "exceptions", "line", "touched", "whole")
 
-    def __init__(self, line: int, touched: float) -> None:
+    def __init__(self, line: int, touched: float, header: str = HEADER) -> None:
         self.line = line
         self.touched = touched
         self.exceptions: list[str] = []
         self.whole = False
         self._frames: list[_Frame] = []
         self._inside = True
-        self._grouped = False
+        self._grouped = _OF_GROUP in header
         self._lines = 0
 
     def take(self, text: str, touched: float, *, whole: bool = True) -> bool:
@@ -52,7 +53,7 @@ class Traceback:
         self._lines += 1
         self.touched = touched
         if text.endswith(HEADER):
-            self._grouped = self._grouped or "Exception Group" in text
+            self._grouped = self._grouped or _OF_GROUP in text
             self._inside, self.whole, self._frames = True, False, []
             return True
         if self._grouped:
