@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,50 @@ def test_an_exception_after_which_only_steps_under_way_ended_is_a_cause(
 ) -> None:
     _, verdict = told_by(tmp_path, *steps(1, 2), (RAISED, ""), *after, ("", KILLED))
     assert (verdict.action, verdict.blame, verdict.ranks) == (Action.STOP, Blame.PROGRAM, (0,))
+
+
+def told_by_another(
+    logs: Path, *, words: str = "", before: str = "", took_s: int = 4, launcher: str = "srun"
+) -> Verdict:
+    """Task 1 raises, and ends by itself so much later; task 0 goes on meanwhile. Return the verdict."""
+    spec = JobSpec(
+        name="t", command="t", launcher=launcher, nodes=2, tasks_per_node=2 - (launcher == "srun"), workdir="/"
+    )
+    made = LogWatch(logs, spec, ("n1", "n2"), Progress(DEFAULT_PATTERN, now=0.0))
+    (logs / "rank-00001.log").write_text(RAISED)
+    for fifth in range(5 * took_s):
+        (logs / "rank-00000.log").write_text("".join(f"step {number}\n" for number in range(fifth + 2)))
+        made.poll(T + fifth / 5)
+    with (logs / "rank-00001.log").open("a") as file:
+        file.write(words)
+    (logs / SRUN_LOG).write_text(before + "srun: error: n2: task 1: Exited with exit code 1\n")
+    made.poll(T + took_s)
+    made.poll(T + took_s + 1, final=True)
+    ranks = {"n1": (0,), "n2": (1,)} if launcher == "srun" else {"n1": (0, 1), "n2": (2, 3)}
+    return fuse(made.evidence(), nodes=("n1", "n2"), ranks_by_node=ranks, has_run=True)
+
+
+@pytest.mark.parametrize(("launcher", "ranks"), [("srun", (1,)), ("torchrun", ())])
+def test_the_last_words_of_a_rank_that_ends_slowly_are_a_cause_however_far_others_go_on(
+    tmp_path: Path, launcher: str, ranks: tuple[int, ...]
+) -> None:
+    verdict = told_by_another(tmp_path, launcher=launcher)
+    assert (verdict.action, verdict.blame, verdict.ranks) == (Action.STOP, Blame.PROGRAM, ranks)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"before": "srun: error: n1: task 0: Killed\n"},
+        {"words": "RuntimeError: [/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.9.0.2]:23451\n"},
+        {"took_s": 35},
+    ],
+    ids=["another-ended-first", "it-said-more", "long-ago"],
+)
+def test_what_a_rank_raised_before_it_ended_for_something_else_is_no_cause(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    assert told_by_another(tmp_path, **more).blame is not Blame.PROGRAM
 
 
 def test_an_exception_that_was_made_up_for_and_comes_again_is_a_cause_of_its_later_time(tmp_path: Path) -> None:

@@ -11,7 +11,12 @@ from transomd.words import Blame, FailureClass, Role
 LOOKS = 3
 """In so many looks the program must have moved since: steps that were under way come to their end in the first."""
 
+LINGERS_S = 30.0
+"""How long a rank may take to end after its last words, for its threads, its children, or what it has to send first."""
+
 _Key = tuple[str, str, int | None]
+Ended = Mapping[tuple[str, int | None], float]
+"""When a rank ended, by its node and its number; without a number: all that the node has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +53,28 @@ class Outlived:
             again_at = now if known and (self._over(known) or known.again_at is not None) else None
             self._raised[_key(one)] = _Raised(one.count, self._moves, again_at)
 
-    def told(self, one: Evidence) -> Evidence:
-        """Return evidence for what it is: none of a cause, where the program went on afterwards."""
-        raised = self._raised.get(_key(one))
-        if raised is None:
-            return one
-        if self._over(raised):
-            return replace(one, role=Role.CONTEXT)
-        return one if raised.again_at is None else replace(one, at=raised.again_at)
+    def told(self, evidence: Iterable[Evidence], ended: Ended) -> list[Evidence]:
+        """Return evidence for what it is: none of a cause, where the program went on afterwards.
 
-    def _over(self, raised: _Raised) -> bool:
-        return self._moves - raised.move >= LOOKS
+        But the last words of a rank that ``ended`` by itself soon after them are: others may go on without it.
+        """
+        found = [self._timed(one) for one in evidence]
+        words = sorted((one for one in found if one.at is not None and one.role is not Role.CONTEXT), key=_order)
+        last = {one.file: one for one in words}
+        return [
+            replace(one, role=Role.CONTEXT)
+            if self._over(self._raised.get(_key(one))) and not (one is last.get(one.file) and _ended_by(one, ended))
+            else one
+            for one in found
+        ]
+
+    def _timed(self, one: Evidence) -> Evidence:
+        """Return evidence with the time at which it came again after all."""
+        raised = self._raised.get(_key(one))
+        return one if raised is None or raised.again_at is None else replace(one, at=raised.again_at)
+
+    def _over(self, raised: _Raised | None) -> bool:
+        return raised is not None and self._moves - raised.move >= LOOKS
 
 
 def _fault(one: Evidence) -> bool:
@@ -69,3 +85,13 @@ def _fault(one: Evidence) -> bool:
 
 def _key(one: Evidence) -> _Key:
     return one.file, one.signature, one.line
+
+
+def _ended_by(one: Evidence, ended: Ended) -> bool:
+    """Whether the rank that printed this ended by itself soon after."""
+    at = ended.get((one.node, one.rank), ended.get((one.node, None)))
+    return at is not None and one.at is not None and at - one.at <= LINGERS_S
+
+
+def _order(one: Evidence) -> tuple[float, int]:
+    return one.at or 0.0, one.line or 0

@@ -134,9 +134,15 @@ class LogWatch:
         exits = list(self._exits.values())
         more = [detect.more_exits(self._more_exits, exits[-1].at)] if self._more_exits else []
         # The reader takes so many pieces only, and bad ends must not crowd out what says why.
-        said = map(self._outlived.told, self._matcher.evidence())
+        said = self._outlived.told(map(self._placed, self._matcher.evidence()), self._ended_first())
         found = (*exits[:FIRST_EXITS], *more, *said, *exits[FIRST_EXITS:])
         return [_named(self._placed(e), addresses) for e in found]
+
+    def _ended_first(self) -> dict[tuple[str, int | None], float]:
+        """Return when the ranks ended that ended badly first; none where that was by a signal, as of somebody else."""
+        exits = list(self._exits.values())
+        own = [one for one in exits if one.signature == exits[0].signature == "EXIT"]
+        return {(one.node, one.rank): one.at for one in own if one.at is not None and one.at == exits[0].at}
 
     def _placed(self, evidence: Evidence) -> Evidence:
         """Ranks are placed block by block, in the launch's order of nodes (srun's default)."""
