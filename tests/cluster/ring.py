@@ -4,7 +4,8 @@ Ranks meet at rank 0 before every step, as in a collective; when a peer is gone 
 rank has a state, which each step mixes with all ranks' states; their sum is the step's "loss", printed exactly (as a
 hexadecimal float) by every rank. Rank 0 writes all states to the checkpoint folder every few steps, and every start
 goes on from there, so that a run with failures prints the very losses of a run without (:func:`losses`).
-``--raise-at N`` raises an exception on every rank at step N.
+``--raise-at N`` raises an exception on every rank at step N. ``--then N`` ends a start that goes on from a checkpoint
+after N steps: however long the first one must run to be hurt, a test need not wait as long for the rest.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--step-time", type=float, default=0.2)
     parser.add_argument("--raise-at", type=int)
+    parser.add_argument("--then", type=int)
     options = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = Store(Path(os.environ["TRANSOM_CHECKPOINT_DIR"]), int(os.environ["TRANSOM_EPOCH"]))
@@ -143,7 +145,8 @@ def main() -> int:
     )
     print(f"going on after {start} steps", flush=True)
     state = states[rank]
-    for step in range(start + 1, options.steps + 1):
+    last = options.steps if start == 0 or options.then is None else min(options.steps, start + options.then)
+    for step in range(start + 1, last + 1):
         time.sleep(options.step_time)
         if step == options.raise_at:
             raise ValueError(f"tensor of rank {rank} has the wrong shape")

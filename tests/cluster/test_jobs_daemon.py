@@ -30,7 +30,7 @@ def test_daemon_killed_during_recovery(site: Site, moment: str) -> None:
 
 
 def test_node_lost_while_the_daemon_is_away(site: Site) -> None:
-    job = site.submit("--steps 80")
+    job = site.submit("--steps 80 --then 40")
     site.wait_step(job, 7)
     run_dir = RunDir(site.job(job)["run_dir"])
     site.kill_daemon()
@@ -77,7 +77,7 @@ def test_controller_away_for_a_minute(site: Site, how: str) -> None:
 
 
 def test_a_persons_drain_is_never_touched(site: Site) -> None:
-    job = site.submit()
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.run(["scontrol", "update", "nodename=n2", "state=drain", "reason=ADMIN SHUTDOWN"])
     site.sandbox.fail("n2", "power")

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
 def test_power_loss_of_a_node(site: Site) -> None:
-    job = site.submit()
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "power")
     detail = check_end(site, job, drained={"n2"})
@@ -23,7 +23,7 @@ def test_power_loss_of_a_node(site: Site) -> None:
 
 
 def test_power_loss_of_the_batch_host(site: Site) -> None:
-    job = site.submit()
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n1", "power")
     detail = check_end(site, job, drained={"n1"})
@@ -31,14 +31,14 @@ def test_power_loss_of_the_batch_host(site: Site) -> None:
 
 
 def test_cut_cable(site: Site) -> None:
-    job = site.submit()
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "net-cut")
     check_end(site, job, drained={"n2"})
 
 
 def test_slurmd_killed(site: Site) -> None:
-    job = site.submit("--steps 120")
+    job = site.submit("--steps 120 --then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "slurmd-kill")
     detail = check_end(site, job, drained={"n2"})
@@ -47,7 +47,7 @@ def test_slurmd_killed(site: Site) -> None:
 
 @probed_often
 def test_xid_79(site: Site) -> None:
-    job = site.submit("--steps 60")
+    job = site.submit("--steps 60 --then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n3", "xid:79")
     detail = check_end(site, job, drained={"n3"})
@@ -55,7 +55,7 @@ def test_xid_79(site: Site) -> None:
 
 
 def test_rank_killed(site: Site) -> None:
-    job = site.submit()
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "rank-kill")
     detail = check_end(site, job, drained=set())
@@ -63,7 +63,7 @@ def test_rank_killed(site: Site) -> None:
 
 
 def test_rank_stopped(site: Site) -> None:
-    job = site.submit()
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "rank-stop")
     detail = check_end(site, job, drained=set())
@@ -71,7 +71,7 @@ def test_rank_stopped(site: Site) -> None:
 
 
 def test_two_nodes_at_once(site: Site) -> None:
-    job = site.submit(spares=2)
+    job = site.submit("--then 20", spares=2)
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "power")
     site.sandbox.fail("n3", "power")
@@ -89,7 +89,7 @@ def test_node_lost_during_recovery(site: Site) -> None:
 
 
 def test_new_attempt_when_no_spare_is_left(site: Site) -> None:
-    job = site.submit(spares=0)
+    job = site.submit("--then 20", spares=0)
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "power")
     detail = check_end(site, job, drained={"n2"}, attempts=2)
