@@ -199,9 +199,10 @@ def _cut(line: str, room: int, *, whole: bool) -> int:
     """Return where to break a line that is too long; 0: nowhere."""
     if len(line) <= room:
         return 0
-    cut = line.rfind(" ", 1 if whole else room // 2, room + 1)
+    first = len(line) - len(line.lstrip(" ")) + 1
+    cut = line.rfind(" ", first if whole else room // 2, room + 1)
     if cut < 0:
-        cut = line.find(" ", room) if whole else room
+        cut = line.find(" ", max(room, first)) if whole else room
     return max(cut, 0)
 
 

@@ -70,6 +70,11 @@ def test_words_alone_are_no_command() -> None:
     assert max(len(line) for line in wrapped(text, 40, indent="", whole=True)) <= 40
 
 
+def test_blanks_before_a_long_word_make_no_empty_line() -> None:
+    path = "/a/path/that/is/longer/than/a/line"
+    assert wrapped(f"  {path} is not there", 20, indent="", whole=True) == [f"  {path}", "  is not there"]
+
+
 def test_without_a_terminal_it_is_one_line() -> None:
     for whole in (False, True):
         assert wrapped("word " * 40, 0, indent="", whole=whole) == ["word " * 40]
