@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -288,6 +289,18 @@ def test_what_a_lost_peer_also_causes_is_no_cause_once_a_rank_was_killed(said: s
     assert judge(raised(said, 0)).action is not Action.RESTART
     verdict = judge([*exits(137, 3), *raised(said, 0, T + 1)])
     assert (verdict.action, verdict.ranks) == (Action.RESTART, (3,))
+
+
+@pytest.mark.parametrize(("code", "action"), [(-9, "restart"), (-11, "restart"), (-6, "stop"), (1, "stop")])
+def test_what_others_raise_as_torchrun_tells_of_a_signal_is_no_cause(code: int, action: str) -> None:
+    told = f"E1130 16:42:41.3 139 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code})"
+    torchrun = log(
+        f"{told} local_rank: 1 (pid: 180) of binary: /usr/bin/python3", None, T + 0.5, "n2", "rank-00001.log"
+    )
+    unlabelled = raised(OWN_WORDS, 0, T)
+    own = [replace(one, rank=None, node="n1") for one in unlabelled]
+    left = [replace(one, rank=None) for one in exits(1, 3, at=T + 6)]
+    assert judge([*own, *torchrun, *left]).action == action
 
 
 def test_what_is_raised_before_a_rank_is_killed_or_with_its_abort_is_a_cause() -> None:

@@ -24,6 +24,9 @@ _GENERIC = ("PY-EXCEPTION", "PY-GENERIC", "PY-NOFILE", "PY-REMOTE", "PY-CKPT-COR
 """Exceptions that no signature knows, whose meaning is their program's secret; and those that a peer that is gone also
 causes: a file that it did not write, a server that it was, a message that it did not end."""
 
+_ENDS = ("NO-PROGRESS", "TE-KILLED", "TE-EXIT")
+"""Besides exits, what says that a rank had ended, or was about to be; torchrun tells of the ends of its ranks."""
+
 TOLD_S = 5.0
 """How much later than its peers notice srun may tell of a rank's end, and we read it."""
 
@@ -139,13 +142,12 @@ def _after_the_end(ordered: Sequence[Evidence]) -> list[Evidence]:
     a signal because of another's exception before that one has ended. But with an abort, or an exit, a rank may itself
     answer another's exception: those count only for what comes later.
     """
-    exits = [one for one in ordered if one.source == "exit"][:1]
-    end = next((one for one in ordered if one in exits or one.signature == "NO-PROGRESS"), None)
+    end = next((one for one in ordered if one.source == "exit" or one.signature in _ENDS), None)
     if end is None:
         return list(ordered)
     generic = [one for one in ordered if one.role is Role.ROOT and one.signature in _GENERIC]
     first = {shape(one): one for one in reversed(generic)}
-    own = [shape(one) for one in generic if one.rank == end.rank]
+    own = [shape(one) for one in generic if one.rank == end.rank and one.rank is not None]
     later = [key for key, one in first.items() if key not in own and _came_after(one, end)]
     return [replace(one, role=Role.VICTIM) if one in generic and shape(one) in later else one for one in ordered]
 
@@ -153,8 +155,15 @@ def _after_the_end(ordered: Sequence[Evidence]) -> list[Evidence]:
 def _came_after(one: Evidence, end: Evidence) -> bool:
     if one.at is None or end.at is None:
         return False
-    from_outside = end.signature == "EXIT-SIGKILL" or (end.signature == "EXIT-SIGNAL" and "SIGABRT" not in end.text)
-    return one.at >= end.at - TOLD_S if from_outside else one.at > end.at
+    return one.at >= end.at - TOLD_S if _from_outside(end) else one.at > end.at
+
+
+def _from_outside(end: Evidence) -> bool:
+    if end.signature == "TE-EXIT":
+        return "(exitcode: -" in end.text and "(exitcode: -6)" not in end.text
+    return end.signature in ("EXIT-SIGKILL", "TE-KILLED") or (
+        end.signature == "EXIT-SIGNAL" and "SIGABRT" not in end.text
+    )
 
 
 def _order(one: Evidence, single: bool) -> tuple[float, int, int, str, int]:
