@@ -210,6 +210,18 @@ def test_srun_tells_of_torchruns_and_not_of_ranks(tmp_path: Path) -> None:
     assert {e.rank for e in made.evidence()} == {None}
 
 
+def test_what_another_nodes_torchrun_raises_once_one_was_killed_is_no_cause(tmp_path: Path) -> None:
+    spec = JobSpec(name="t", launcher="torchrun", command="t.py", nodes=2, tasks_per_node=2, workdir="/")
+    made = LogWatch(tmp_path, spec, ("n1", "n2"), Progress(DEFAULT_PATTERN, now=0.0))
+    (tmp_path / SRUN_LOG).write_text(KILLED)
+    made.poll(T)
+    (tmp_path / "rank-00000.log").write_text(RAISED)
+    made.poll(T + 1, final=True)
+    verdict = fuse(made.evidence(), nodes=("n1", "n2"), ranks_by_node={"n1": (0, 1), "n2": (2, 3)}, has_run=True)
+    assert (verdict.action, verdict.blame) == (Action.RESTART, Blame.UNKNOWN)
+    assert verdict.summary.startswith("A rank on n2 was killed by SIGKILL")
+
+
 def test_a_peer_named_by_its_address_gets_its_nodes_name(tmp_path: Path) -> None:
     line = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.9.0.2]:23451\n"
     (tmp_path / "rank-00000.log").write_text(line)

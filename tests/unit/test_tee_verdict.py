@@ -40,7 +40,7 @@ def log(line: str, rank: int | None = None, at: float = T, node: str = "", file:
     return matcher.evidence()
 
 
-def raised(exception: str, rank: int, at: float = T) -> list[Evidence]:
+def raised(exception: str, rank: int | None, at: float = T) -> list[Evidence]:
     return log(f'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n{exception}', rank, at)
 
 
@@ -267,7 +267,8 @@ def test_what_all_ranks_raise_is_the_programs_also_where_one_of_them_crashes_ove
 
 def test_what_is_raised_while_a_hang_is_ended_is_no_cause() -> None:
     hang = detect.no_progress(Stall(step=7, seconds=900, limit=600), T)
-    assert judge([*hang, *raised(OWN_WORDS, 0, T + 0.5)]).action is Action.RESTART
+    for rank in (0, None):
+        assert judge([*hang, *raised(OWN_WORDS, rank, T + 0.5)]).action is Action.RESTART
     assert judge([*raised(OWN_WORDS, 0, T - 900), *hang]).action is Action.STOP
 
 

@@ -66,6 +66,10 @@ def _where(one: Evidence) -> str:
     return " ".join(part for part in (rank, node) if part)
 
 
+def _who(one: Evidence) -> str:
+    return _where(one) if one.rank is not None else f"a rank on {one.node}" if one.node else "the program"
+
+
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -108,7 +112,7 @@ def program(first: Evidence, group: Sequence[Evidence], case: Case) -> str:
     elif len(ranks) > 1:
         who = f"{len(ranks)} ranks on {len(nodes) or 1} node(s) {failed} in the same way"
     else:
-        who = _sentence(f"{_where(first) or 'the program'} {failed}")
+        who = _sentence(f"{_who(first)} {failed}")
     return f"{who}{clock(first.at)}: {first_line(first)}. {_then(first.action)}"
 
 
@@ -164,9 +168,11 @@ def as_told(first: Evidence) -> str:
 def killed(group: Sequence[Evidence]) -> str:
     """A rank ended by SIGKILL."""
     first = group[0]
-    who = _sentence(_where(first)) if len(group) == 1 else _sentence(_ranks(ranks_of(group)))
+    ranks = ranks_of(group)
+    who = _sentence(_who(first) if len(group) == 1 else _ranks(ranks))
+    were = "was" if 1 in (len(group), len(ranks)) else "were"
     return (
-        f"{who} was killed by SIGKILL{clock(first.at)}. Nothing says by whom: there is no out-of-memory message "
+        f"{who} {were} killed by SIGKILL{clock(first.at)}. Nothing says by whom: there is no out-of-memory message "
         f"from the kernel or Slurm. {_then(Action.RESTART)}"
     )
 
