@@ -315,7 +315,8 @@ def test_a_node_has_each_part_once_and_each_rank_loads_what_is_its_own(
             on(node)
             own = [f"rank-{rank:05d}" for rank in range(number * a_node, number * a_node + a_node)]
             assert held(directory, number * a_node) == sorted([*own, *halves, "replica-00000"])
-        for engine in engines:
+        for rank, engine in enumerate(engines):
+            on(found[rank // a_node])
             recall = engine._memory.recall() if engine._memory else None
             assert recall is not None
             assert recall.problems(1, 1) == []

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -289,3 +290,14 @@ def test_who_takes_over_says_how_many_are_kept_also_where_the_epoch_is_the_same(
     rank.stage(3, step=4, seq=4)
     rank.ring()
     assert wait_for(lambda: rank.stored() == [(1, 3), (1, 4)])
+
+
+def test_a_look_while_the_program_is_there_is_none_of_a_later_start(rank: Rank) -> None:
+    rank.take_over(owner())
+    rank.visited()
+    rank.abandon()
+    rank._persister.fenced_at = time.monotonic()
+    assert wait_for(lambda: not rank._persister.busy, 60)
+    assert not rank.waits_only, "a later start has not seen yet what it has fenced"
+    rank.visited()
+    assert wait_for(lambda: rank.waits_only, 60)

@@ -77,6 +77,7 @@ def test_what_is_kept_elsewhere_stays_in_own_memory_while_the_program_saves_on(d
             assert memory is not None
             assert (1, 1) in memory.staged
             assert (1, 11) in memory.staged
+            memory.release()
         engine.save(12, state).wait("replica", timeout=60)
         n1.ask(op="keep", steps=[[1, 12]], aim=None)
         for step in range(13, 19):

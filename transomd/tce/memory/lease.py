@@ -9,8 +9,7 @@ import re
 import time
 from typing import Any
 
-from transomd.tce.memory.link import Link, call
-from transomd.tce.memory.recall import Recall
+from transomd.tce.memory.link import Link, call, greet
 from transomd.tce.memory.wire import Message
 from transomd.tce.store import Store
 
@@ -23,7 +22,7 @@ _WORDS = re.compile(r"[a-z]{4,}")
 class Lease:
     """``held``: whether the keeper counts the memory that it gave as this start's. ``reason``: why there is none.
 
-    Not safe for several threads, but for ``pause``.
+    Not safe for several threads, but for ``pause`` and ``look``. ``call`` and ``ask`` wait for a keeper.
     """
 
     def __init__(self, store: Store, link: Link | None) -> None:
@@ -44,30 +43,55 @@ class Lease:
         """Whether the line is open, as far as is known."""
         return self._link is not None
 
-    def connect(self) -> None:
-        """Call the keeper, unless the line is open. Raises OSError, and at once for a while after that."""
-        if self._link is not None:
-            return
+    def call(self, size: int, brought: tuple[int, ...]) -> tuple[Link, Message, list[int]]:
+        """Call a keeper, which is started if need be, and ask it as ``ask`` does; the line is for ``take``.
+
+        Raises OSError, and at once for a while after that.
+        """
         if time.monotonic() < self._again_at:
             raise OSError(self.reason)
         self._again_at = time.monotonic() + AGAIN_S
         writer = self._store.writer
-        self._link = call(writer.directory, writer.rank, writer.world_size, start=True)
+        link = call(writer.directory, writer.rank, writer.world_size, start=True)
+        assert link is not None, "it is started where there is none"
+        try:
+            return link, *self._ask(link, size, brought)
+        except BaseException:
+            link.close()
+            raise
+
+    def look(self) -> tuple[Link, Message] | None:
+        """Another line to a keeper that is there already, and what it says of this rank; None: there is none.
+
+        Raises OSError.
+        """
+        writer = self._store.writer
+        return greet(writer.directory, writer.rank, writer.world_size, start=False)
+
+    def take(self, link: Link) -> None:
+        """Talk over this line from now on."""
+        self.hang_up()
+        self._link = link
 
     def ask(self, size: int, brought: tuple[int, ...]) -> tuple[Message, list[int]]:
         """Ask for an arena with slots of ``size`` bytes; ``brought``: one that an earlier keeper gave.
 
-        Raises OSError if there is none.
+        Raises OSError. See ``granted``.
         """
         assert self._link is not None, "a keeper is called first"
+        return self._ask(self._link, size, brought)
+
+    def _ask(self, link: Link, size: int, brought: tuple[int, ...]) -> tuple[Message, list[int]]:
         store = self._store
         told: dict[str, Any] = {"epoch": store.writer.epoch, "token": store.token, "keep": store.keep}
         told |= {"every": store.every.storage, "replica_every": store.every.replica}
-        answer, descriptors = self._link.ask("arena", brought, bytes=size, **told)
+        return link.ask("arena", brought, bytes=size, **told)
+
+    def granted(self, answer: Message) -> None:
+        """Raises OSError if the keeper has answered that there is no memory."""
         if "refused" in answer:
             self._again_at = time.monotonic() + AGAIN_S
             raise OSError(f"no memory for a copy: {answer['refused']}")
-        return answer, descriptors
 
     def hold(self) -> None:
         """The memory that was asked for is there."""
@@ -81,20 +105,6 @@ class Lease:
         if _WORDS.findall(reason) != _WORDS.findall(self.reason):
             log.warning("%s; save() writes to storage and waits for it until that has changed", reason)
         self.reason = reason
-
-    def recall(self, abroad: bool) -> Recall | None:
-        """What a keeper that is there already offers to load, and others with ``abroad``; None if none answers."""
-        writer = self._store.writer
-        try:
-            self._link = self._link or call(writer.directory, writer.rank, writer.world_size, start=False)
-            memory = None if self._link is None else Recall(self._link, writer)
-            if memory is not None and abroad:
-                memory.look_abroad()
-            return memory
-        except OSError as error:
-            log.warning("memory is not asked for checkpoints: %s", error)
-            self.hang_up()
-            return None
 
     def tell(self, op: str, **details: object) -> None:
         """Send word, if the line is open. Raises OSError if that is lost."""

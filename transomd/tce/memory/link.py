@@ -139,19 +139,23 @@ def hello(link: Link, directory: Path, rank: int, world_size: int) -> Message:
 
 def call(directory: Path, rank: int, world_size: int, start: bool) -> Link | None:
     """As ``connect``; the keeper then keeps what it has of this rank as long as the line is open."""
+    greeted = greet(directory, rank, world_size, start)
+    return greeted[0] if greeted else None
+
+
+def greet(directory: Path, rank: int, world_size: int, start: bool) -> tuple[Link, Message] | None:
+    """As ``call``, with what the keeper answers to ``hello``."""
     for _ in range(_TRIES):
         link = connect(directory, start)
         if link is None:
             return None
         try:
-            hello(link, directory, rank, world_size)
+            return link, hello(link, directory, rank, world_size)
         except ConnectionError:
             link.close()  # it was about to end when we called
         except OSError:
             link.close()
             raise
-        else:
-            return link
     raise ConnectionError("one keeper after another hangs up")
 
 

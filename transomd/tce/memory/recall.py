@@ -13,7 +13,7 @@ from transomd.tce.crew import together
 from transomd.tce.files import digest
 from transomd.tce.manifest import PartEntry, StepManifest
 from transomd.tce.memory.arena import Arena, close_aside, mapped
-from transomd.tce.memory.link import Link, hello
+from transomd.tce.memory.link import Link
 from transomd.tce.memory.slots import SlotState
 from transomd.tce.memory.table import Place, Table, decode
 from transomd.tce.memory.wire import Message
@@ -58,17 +58,17 @@ class _Held:
 class Recall:
     """One rank's look at the memory of its node, and, after ``look_abroad``, at what other nodes have copied of it.
 
-    ``source``: where what is held was staged.
+    It has a line of its own, as an answer may take long: nobody else listens there, or waits for it. ``source``: where
+    what is held was staged. ``owned``: whether another program has this rank's memory.
     """
 
-    def __init__(self, link: Link, writer: Writer) -> None:
-        """Ask the keeper. Raises OSError."""
+    def __init__(self, link: Link, writer: Writer, greeting: Message, owned: bool) -> None:
+        """``greeting``: what the keeper answered to ``hello`` on this line, which is closed by ``release``."""
         self._link = link
         self._writer = writer
-        answer = hello(link, writer.directory, writer.rank, writer.world_size)
-        self.steps = [(epoch, step) for epoch, step in answer["steps"]]
-        self.staged = [(epoch, step) for epoch, step in answer["staged"]]
-        self.owned = bool(answer["owned"])
+        self.steps = [(epoch, step) for epoch, step in greeting["steps"]]
+        self.staged = [(epoch, step) for epoch, step in greeting["staged"]]
+        self.owned = owned
         self.source = "memory"
         self._here = frozenset(self.steps)
         self._held: list[_Held] = []
@@ -98,11 +98,11 @@ class Recall:
         return self._verify(epoch, step)
 
     def _verify(self, epoch: int, step: int) -> list[str]:
-        self.release()
+        self._let_go()
         try:
             self._hold(epoch, step)
         except (OSError, ValueError) as error:
-            self.release()
+            self._let_go()
             return [f"memory: {error}"]
         bad = {(held.owner, held.copy): told for held in self._held if (told := _damaged(held))}
         found = [problem for told in bad.values() for problem in told]
@@ -111,7 +111,7 @@ class Recall:
             with contextlib.suppress(OSError):
                 for rank, copy in bad:
                     self._link.tell("quarantine", epoch=epoch, step=step, of_rank=rank, copy=copy)
-            self.release()
+            self._let_go()
         copied = any(held.copy for held in self._held)
         self.source = "the copy of another node's memory" if copied else "memory"
         return found
@@ -139,7 +139,11 @@ class Recall:
         return [(layout_of(bytes(held.rest)), _reader(held, MemoryReader)) for held in self._held]
 
     def release(self) -> None:
-        """Let go of what is held."""
+        """Let go of what is held, and hang up: nothing more can be asked."""
+        self._let_go()
+        self._link.close()
+
+    def _let_go(self) -> None:
         if self._held or self._arenas:
             self._held = []
             close_aside(self._arenas)

@@ -93,8 +93,8 @@ class Tenant:
         self.ring()
 
     def visited(self) -> None:
-        """A later start has had its look at what is here, and is gone again."""
-        self._visited = True
+        """Who has had a look at what is here is gone again: a later start, if the program is gone."""
+        self._visited = self._visited or self.deserted
 
     @property
     def skips(self) -> int:

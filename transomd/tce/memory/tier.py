@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from transomd.tce.memory.link import Link
 from transomd.tce.memory.pool import Opened, Policy, Pool
 from transomd.tce.memory.recall import Recall
 from transomd.tce.memory.table import Table, encode
+from transomd.tce.memory.turn import Turn
+from transomd.tce.memory.wire import Message
 from transomd.tce.schedule import Fixed, schedule_of
 from transomd.tce.store import Store
 
@@ -38,7 +41,8 @@ _PEERS_S = 10.0
 class MemoryTier:
     """One rank's memory, from any thread: a ``Lease`` of it, a ``Pool`` of its slots, a ``Ledger`` of what they held.
 
-    The lock is here, and what has to do with more than one of the three. ``writer``: whose memory it is.
+    The lock is here, and what has to do with more than one of the three. Who calls a keeper has the turn, and not the
+    lock. ``writer``: whose memory it is.
     """
 
     def __init__(self, store: Store, policy: Policy, link: Link | None) -> None:
@@ -47,6 +51,7 @@ class MemoryTier:
         self._pool = Pool(store.writer.epoch, policy, self.ledger)
         self._lease = Lease(store, link)
         self._lock = threading.RLock()
+        self._turn = Turn()
 
     @property
     def reason(self) -> str:
@@ -95,8 +100,12 @@ class MemoryTier:
     def _try_to_open(self, step: int, size: int) -> Opened | None:
         with self._lock:
             self.ledger.schedule.saves(step)
-            self._secure(size)
-            return self._pool.open(step)
+            if self._secured(size):
+                return self._pool.open(step)
+        with self._turn.of_a_save():
+            self._call(size)
+        with self._lock:
+            return self._pool.open(step) if self._secured(size) else None
 
     def publish(self, opened: Opened, step: int, table: Table, handle: SaveHandle | None) -> None:
         """Put in force what was copied. Raises OSError if the memory is not this rank's any more.
@@ -130,31 +139,65 @@ class MemoryTier:
         keeper) may go on: its bytes do not change.
         """
         with self._lock:
-            self._secure(1)
+            secured = self._secured(1)
+        if not secured:
+            with self._turn.of_a_save():
+                self._call(1)
+        with self._lock:
             if not self._pool.adopt(step, epoch):
                 return False
             self._tell_staged()
             return True
 
-    def _secure(self, size: int) -> None:
-        """See to it that this rank has slots of at least ``size`` bytes. Raises OSError."""
+    def _secured(self, size: int) -> bool:
+        """See to it that this rank has slots of at least ``size`` bytes; False: a keeper is to be called first.
+
+        Raises OSError.
+        """
         if self._lease.forked:
             raise OSError("a forked process saves without the memory tier")
         self._listen()
-        self._lease.connect()
+        if not self._lease.connected:
+            return False
         if not (self._lease.held and self._pool.has(size)):
-            self._get_arena(size)
+            before = self._pool.arena
+            brought = (before.descriptor,) if before is not None and not self._lease.held else ()
+            self._take(*self._lease.ask(size, brought), size)
+        return True
 
-    def _get_arena(self, size: int) -> None:
-        before = self._pool.arena
-        brought = (before.descriptor,) if before is not None and not self._lease.held else ()
-        answer, descriptors = self._lease.ask(size, brought)
+    def _take(self, answer: Message, descriptors: list[int], size: int) -> None:
+        """Go on in the memory that a keeper gave, if it did. Raises OSError."""
+        self._lease.granted(answer)
         self._pool.take(descriptors, int(answer["seq"]))
         if not self._pool.has(size):
             raise OSError("the keeper sent less memory than it was asked for")
         self._lease.hold()
         self.ledger.heard = int(answer.get("skips", 0))  # what another keeper skipped is this one's no more
         self.ledger.no_partner = str(answer["no_partner"])
+
+    def _call(self, size: int) -> None:
+        """Call a keeper if the line is lost, and hand over what memory there is. Raises OSError. For whose turn it is.
+
+        Not under the lock: it may let us wait.
+        """
+        with self._lock:
+            if self._lease.connected:
+                return
+            before = self._pool.arena
+            brought = (os.dup(before.descriptor),) if before is not None else ()
+        try:
+            link, answer, descriptors = self._lease.call(size, brought)
+        finally:
+            for descriptor in brought:
+                os.close(descriptor)
+        with self._lock:
+            if self._pool.arena is not before:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                link.close()
+                raise OSError("the checkpoints were closed meanwhile")
+            self._lease.take(link)
+            self._take(answer, descriptors, size)
 
     def _tell_staged(self) -> None:
         self._lease.tell("staged", **self.ledger.staged())
@@ -164,12 +207,40 @@ class MemoryTier:
     def holds(self, epoch: int) -> bool:
         """Whether a keeper that is there already has something of this rank and epoch."""
         memory = self.recall(abroad=False)
-        return memory is not None and any(there == epoch for there, _ in memory.staged)
+        if memory is None:
+            return False
+        memory.release()
+        return any(there == epoch for there, _ in memory.staged)
 
     def recall(self, abroad: bool = True) -> Recall | None:
-        """What this node's memory, and that of others, offers to load; None where no keeper is, or none answers."""
+        """What this node's memory, and that of others, offers to load; None where no keeper is, or none answers.
+
+        It is released when it was used. No save waits for it.
+        """
+        try:
+            self._find()
+            looked = self._lease.look()
+        except OSError as error:
+            log.warning("memory is not asked for checkpoints: %s", error)
+            return None
+        if looked is None:
+            return None
+        link, greeting = looked
         with self._lock:
-            return self._lease.recall(abroad)
+            self._listen()
+            memory = Recall(link, self.writer, greeting, bool(greeting["owned"]) and not self._lease.held)
+        if abroad:
+            memory.look_abroad()
+        return memory
+
+    def _find(self) -> None:
+        """Have a line to a keeper that is there already. Raises OSError."""
+        if not self._lease.connected:
+            with self._turn.aside() as mine:
+                looked = self._lease.look() if mine and not self._lease.connected else None
+                if looked is not None:
+                    with self._lock:
+                        self._lease.take(looked[0])
 
     def wants(self, step: int) -> None:
         """Storage is to get ``step``, which was loaded, whatever steps it gets else; -1: none."""
@@ -186,28 +257,36 @@ class MemoryTier:
     # --- hearing ------------------------------------------------------------------------------------------------
 
     def progress(self, step: int) -> bool:
-        """Whether ``step`` is complete, as far as the keeper has told; without a keeper the store is asked."""
+        """Whether ``step`` is complete, as far as the keeper has told; without a keeper the store is asked.
+
+        Neither is asked under the lock: no save and no load waits for this.
+        """
         with self._lock:
             self._listen()
-            if not self._lease.connected:
-                with contextlib.suppress(OSError):
-                    self._go_on_elsewhere()
-            handle = self.ledger.handles.get(step)
-            with contextlib.suppress(OSError):
-                if handle is not None and not self._lease.connected and self.writer.stored(step):
+            lost = not self._lease.connected
+        if lost:
+            self._go_on_elsewhere()
+        with self._lock:
+            handle, lost = self.ledger.handles.get(step), not self._lease.connected
+        with contextlib.suppress(OSError):
+            if handle is not None and lost and self.writer.stored(step):
+                with self._lock:
                     self.ledger.complete(step)
-            return handle is not None and handle.reached
+        return handle is not None and handle.reached
 
     def pause(self, seconds: float) -> None:
         """Wait for word from the keeper, at most so long."""
         self._lease.pause(seconds)
 
     def _go_on_elsewhere(self) -> None:
-        """After the keeper was lost: another one takes over what stands in the arena. Raises OSError."""
-        if self._pool.arena is not None and not self._lease.forked:
-            self._lease.connect()
-            self._get_arena(self._pool.arena.slot_bytes)
-            self._tell_staged()
+        """After the keeper was lost: another one takes over what stands in the arena, if one can be had now."""
+        arena = self._pool.arena
+        if arena is not None and not self._lease.forked:
+            with self._turn.aside() as mine, contextlib.suppress(OSError):
+                if mine:
+                    self._call(arena.slot_bytes)
+                    with self._lock:
+                        self._tell_staged()
 
     def _listen(self) -> None:
         """Take in the keeper's news."""
