@@ -137,11 +137,16 @@ def told_by_another(
     return fuse(made.evidence(), nodes=("n1", "n2"), ranks_by_node=ranks, has_run=True)
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), [("srun", (1,)), ("torchrun", ())])
+TEARS_DOWN = "torch/distributed/elastic/multiprocessing/api.py:900] Sending process 7013 closing signal SIGTERM\n"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words", "ranks"), [("srun", "", (1,)), ("torchrun", TEARS_DOWN, ())], ids=["srun", "torchrun"]
+)
 def test_the_last_words_of_a_rank_that_ends_slowly_are_a_cause_however_far_others_go_on(
-    tmp_path: Path, launcher: str, ranks: tuple[int, ...]
+    tmp_path: Path, launcher: str, words: str, ranks: tuple[int, ...]
 ) -> None:
-    verdict = told_by_another(tmp_path, launcher=launcher)
+    verdict = told_by_another(tmp_path, launcher=launcher, words=words)
     assert (verdict.action, verdict.blame, verdict.ranks) == (Action.STOP, Blame.PROGRAM, ranks)
 
 

@@ -14,6 +14,9 @@ LOOKS = 3
 LINGERS_S = 30.0
 """How long a rank may take to end after its last words, for its threads, its children, or what it has to send first."""
 
+_TORCHRUN = "TE-"
+"""With this the signatures begin of what torchrun says itself, into the log that its ranks share."""
+
 _Key = tuple[str, str, int | None]
 Ended = Mapping[tuple[str, int | None], float]
 """When a rank ended, by its node and its number; without a number: all that the node has."""
@@ -59,8 +62,7 @@ class Outlived:
         But the last words of a rank that ``ended`` by itself soon after them are: others may go on without it.
         """
         found = [self._timed(one) for one in evidence]
-        words = sorted((one for one in found if one.at is not None and one.role is not Role.CONTEXT), key=_order)
-        last = {one.file: one for one in words}
+        last = {one.file: one for one in sorted(filter(_word, found), key=_order)}
         return [
             replace(one, role=Role.CONTEXT)
             if self._over(self._raised.get(_key(one))) and not (one is last.get(one.file) and _ended_by(one, ended))
@@ -81,6 +83,11 @@ def _fault(one: Evidence) -> bool:
     """Whether this is said to end a program. Numbers that went wrong stay wrong while it goes on."""
     blamed = one.blame in (Blame.PROGRAM, Blame.NETWORK) and one.failure_class is not FailureClass.NUMERIC
     return one.source == "log" and one.role is Role.ROOT and blamed
+
+
+def _word(one: Evidence) -> bool:
+    """Whether this is what a rank itself says of its end."""
+    return one.at is not None and one.role is not Role.CONTEXT and not one.signature.startswith(_TORCHRUN)
 
 
 def _key(one: Evidence) -> _Key:
