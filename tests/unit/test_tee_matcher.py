@@ -256,6 +256,17 @@ def test_a_group_of_exceptions_that_nothing_was_raised_before_is_read() -> None:
     assert (found.signature, found.text.partition("\n")[0]) == ("PY-EXCEPTION", "ValueError: no tokens")
 
 
+@pytest.mark.parametrize(
+    ("inner", "signature"), [("KeyError: 'labels'", "PY-EXCEPTION"), ("BrokenPipeError: [Errno 32]", "PY-CONNRESET")]
+)
+def test_what_torchs_spawn_tells_of_another_process_is_that_ones(inner: str, signature: str) -> None:
+    outer = f"{RAISED}torch.multiprocessing.spawn.ProcessRaisedException: \n\n"
+    told = f"{outer}-- Process 1 terminated with the following error:\n{RAISED}{inner}\n\n"
+    found = one(told, live=True)
+    assert (found.signature, found.text.partition("\n")[0]) == (signature, inner)
+    assert one(outer + "-- Process 1 terminated with", live=True).role is Role.CONTEXT
+
+
 def test_a_traceback_without_end_is_given_up() -> None:
     text = "Traceback (most recent call last):\n" + "  more\n" * (MAX_LINES + 10) + f"{ECC}\n"
     assert one(text).signature == "CUDA-ECC"

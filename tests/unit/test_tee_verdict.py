@@ -304,6 +304,18 @@ def test_what_others_raise_as_torchrun_tells_of_a_signal_is_no_cause(code: int, 
     assert judge([*own, *torchrun, *left]).action == action
 
 
+SPAWN_KILLED = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL"
+
+
+def test_that_all_leave_alike_once_a_launcher_told_of_a_killed_rank_is_no_fault_of_the_program() -> None:
+    left = [one for rank in range(8) for one in exits(1, rank, at=T + 1)]
+    assert judge(left).action is Action.STOP
+    assert judge([*raised(SPAWN_KILLED, 3), *left]).action is Action.RESTART
+    own = raised(OWN_WORDS, 0, T - 0.5)
+    assert judge([*own, *left]).action is Action.STOP
+    assert judge([*own, *raised(SPAWN_KILLED, 3), *left]).action is Action.RESTART
+
+
 def test_what_is_raised_before_a_rank_is_killed_or_with_its_abort_is_a_cause() -> None:
     stops = ("user-code", "program", "stop", (), ())
     assert short(judge([*raised(OWN_WORDS, 0, T), *exits(137, 3, at=T + 10)])) == stops

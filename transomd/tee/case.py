@@ -24,14 +24,15 @@ _GENERIC = ("PY-EXCEPTION", "PY-GENERIC", "PY-NOFILE", "PY-REMOTE", "PY-CKPT-COR
 """Exceptions that no signature knows, whose meaning is their program's secret; and those that a peer that is gone also
 causes: a file that it did not write, a server that it was, a message that it did not end."""
 
-_ENDS = ("NO-PROGRESS", "TE-KILLED", "TE-EXIT")
-"""Besides exits, what says that a rank had ended, or was about to be; torchrun tells of the ends of its ranks."""
+_ENDS = ("NO-PROGRESS", "TE-KILLED", "TE-EXIT", "PY-SPAWN-KILLED")
+"""Besides exits, what says that a rank had ended, or was about to be; launchers of ranks tell of them, too."""
 
 TOLD_S = 5.0
 """How much later than its peers notice srun may tell of a rank's end, and we read it."""
 
 _STRENGTH = ("probe", "slurm", "kernel", "heartbeat", "process", "log", "exit", "progress")
 _ADDRESS = re.compile(r"[\d.]+|[0-9a-fA-F:.%]*:[0-9a-fA-F:.%]*")
+_ABORT = re.compile(r"SIGABRT|\(exitcode: -6\)")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -155,15 +156,14 @@ def _after_the_end(ordered: Sequence[Evidence]) -> list[Evidence]:
 def _came_after(one: Evidence, end: Evidence) -> bool:
     if one.at is None or end.at is None:
         return False
-    return one.at >= end.at - TOLD_S if _from_outside(end) else one.at > end.at
+    return one.at >= end.at - TOLD_S if by_signal(end) and not _ABORT.search(end.text) else one.at > end.at
 
 
-def _from_outside(end: Evidence) -> bool:
+def by_signal(end: Evidence) -> bool:
+    """Whether this says that a rank did not leave of its own accord."""
     if end.signature == "TE-EXIT":
-        return "(exitcode: -" in end.text and "(exitcode: -6)" not in end.text
-    return end.signature in ("EXIT-SIGKILL", "TE-KILLED") or (
-        end.signature == "EXIT-SIGNAL" and "SIGABRT" not in end.text
-    )
+        return "(exitcode: -" in end.text
+    return end.signature in ("EXIT-SIGKILL", "EXIT-SIGNAL", "TE-KILLED", "PY-SPAWN-KILLED")
 
 
 def _order(one: Evidence, single: bool) -> tuple[float, int, int, str, int]:

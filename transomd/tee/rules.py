@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from transomd.tee import sentences
-from transomd.tee.case import LOST, Case, before, nodes_of, ranks_of, shape, together
+from transomd.tee.case import LOST, Case, before, by_signal, nodes_of, ranks_of, shape, together
 from transomd.tee.types import Evidence, Verdict
 from transomd.words import Action, Blame, Confidence, FailureClass, Role
 
@@ -265,6 +265,8 @@ def same_exit(case: Case) -> Verdict | None:
     """Every rank left with the same code of its own accord, and none of them complains of another: the program's."""
     exits = case.of("EXIT")
     if not exits or len(case.ranks) < 2 or case.victims or set(ranks_of(exits)) < case.ranks:
+        return None
+    if any(by_signal(one) for one in case.evidence):
         return None
     if len({shape_of_exit(one) for one in exits}) != 1 or not all(together(exits[0], one) for one in exits):
         return None

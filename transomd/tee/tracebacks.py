@@ -14,8 +14,9 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:: .*|:)?$")
 _CHAIN = (
     "During handling of the above exception",
     "The above exception was the direct cause",
-    "-- Process ",
 )
+_OF_ANOTHER = "-- Process "
+"""What follows is the traceback of another process, in the words of the exception that tells of its end."""
 _GROUP = re.compile(r"^\s*(?:\+[-+ \d]*$|\+ |\| ?)")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]{1,300})", line \d+')
 _LONG_PATH = re.compile(r'"[^"]+(/[^"]{20,50})"(?=, line)')
@@ -33,7 +34,7 @@ class Traceback:
     ``whole``: its last exception line has come to its end, and no further one of the chain is announced.
     """
 
-    __slots__ = ("_frames", "_grouped", "_inside", "_lines", "exceptions", "line", "touched", "whole")
+    __slots__ = ("_frames", "_grouped", "_inside", "_lines", "_wrapped", "exceptions", "line", "touched", "whole")
 
     def __init__(self, line: int, touched: float, header: str = HEADER) -> None:
         self.line = line
@@ -43,6 +44,7 @@ class Traceback:
         self._frames: list[_Frame] = []
         self._inside = True
         self._grouped = _OF_GROUP in header
+        self._wrapped = False
         self._lines = 0
 
     def take(self, text: str, touched: float, *, whole: bool = True) -> bool:
@@ -71,13 +73,14 @@ class Traceback:
             return True
         if not _EXCEPTION.match(text):
             return False
-        self.exceptions = [*self.exceptions[-7:], text]
+        outer = self.exceptions[:-1] if self._wrapped else self.exceptions
+        self.exceptions, self._wrapped = [*outer[-7:], text], False
         self._inside, self.whole = False, whole
         return True
 
     def _take_after(self, text: str) -> bool:
-        if text.startswith(_CHAIN):
-            self.whole = False
+        if text.startswith((*_CHAIN, _OF_ANOTHER)):
+            self.whole, self._wrapped = False, text.startswith(_OF_ANOTHER)
             return True
         return not text
 
