@@ -109,7 +109,9 @@ def test_a_step_in_memory_that_was_outgrown_comes_to_storage_too(directory: Path
         engine = engine_of(directory, 1)
         engine.save(7, state_of(7, 0))
         assert engine._memory is not None
-        engine._memory._secure(1 << 22)  # killed while it saves a larger state, for which it has got other memory
+        assert engine._memory._secured(
+            1 << 22
+        )  # killed while it saves a larger state, for which it has got other memory
         second = loaded(directory, engine, n1, "memory", 7)
         assert wait_for(lambda: stored(directory) == [(7, 2)], 20), n1.status()
         second.close(0)
