@@ -25,6 +25,9 @@ needs_fuse = pytest.mark.skipif(
 )
 probed_often = pytest.mark.parametrize("site", ["[health]\ninterval_s = 3\n"], indirect=True, ids=["probed-often"])
 """For tests of what is found on nodes while a program runs on them; probes are most of what a site costs."""
+LOST_S = 8
+"""SlurmdTimeout of sandboxes that lose nodes. With less, a slurmctld that was just started on a busy machine takes
+nodes for lost that it had no time to hear (seen with 24.11; its first look comes after 3 s)."""
 RING = Path(__file__).with_name("ring.py")
 SETTINGS = """\
 [daemon]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Site, site_on
+from jobs import LOST_S, Site, site_on
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.cluster
@@ -102,7 +102,7 @@ class OpsSite(Site):
 
 @pytest.fixture
 def ops(make_sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpsSite]:
-    with site_on(make_sandbox(5, slurmd_timeout=5), OpsSite) as made:
+    with site_on(make_sandbox(5, slurmd_timeout=LOST_S), OpsSite) as made:
         monkeypatch.setenv("NOTIFY_SOCKET", str(made.root / "notify"))
         try:
             made.start_daemon()
