@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cli_server import transom
+from rank_starts import Starts
 from tce_keepers import own_place, wait_for
 
 from transomd.tce.catalogue import list_checkpoints, load_parts, verify
@@ -22,13 +23,13 @@ pytest.importorskip("torch")
 
 from transomd.tce.dcp.staging import VALUE
 
-PROGRAM = Path(__file__).with_name("dcp_ranks.py")
+STARTS = Starts(Path(__file__).with_name("dcp_ranks.py"))
 
 
-def ranks(what: str, count: int, place: Path) -> None:
-    words = [sys.executable, str(PROGRAM), what, str(count), str(place)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+@pytest.fixture(scope="module", autouse=True)
+def _ended() -> Iterator[None]:
+    yield
+    STARTS.close()
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def saved() -> Iterator[Path]:
     with own_place() as folder:
         folder.mkdir()
         links = [call(folder / "memory", rank, 4, start=True) for rank in range(4)]
-        ranks("save", 4, folder)
+        STARTS("save", 4, folder)
         yield folder
         for link in links:
             assert link is not None
@@ -61,7 +62,7 @@ def test_show_tells_the_shape_of_the_whole_of_a_share(saved: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_another_number_of_ranks_loads_it_from_either_tier_as_dcps_own_reader_does(saved: Path, count: int) -> None:
-    ranks("load", count, saved)
+    STARTS("load", count, saved)
 
 
 def test_what_was_in_memory_alone_is_stored_when_its_program_is_gone(saved: Path) -> None:
@@ -76,7 +77,7 @@ def meshed() -> Iterator[Path]:
     with own_place() as folder:
         folder.mkdir()
         links = [call(folder / kind, rank, 4, start=True) for rank in range(4) for kind in ("hsdp", "tp")]
-        ranks("save_meshed", 4, folder)
+        STARTS("save_meshed", 4, folder)
         yield folder
         for link in links:
             assert link is not None
@@ -108,7 +109,7 @@ def tensors_in(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_lay_on_one_mesh_is_loaded_onto_another(meshed: Path, count: int) -> None:
-    ranks("load_meshed", count, meshed)
+    STARTS("load_meshed", count, meshed)
 
 
 def test_the_shards_of_four_ranks_are_read_whole_without_ranks(saved: Path) -> None:
@@ -137,16 +138,16 @@ def test_damage_is_named_on_every_rank_and_nothing_is_loaded(saved: Path, tmp_pa
     (tensor,) = [t for t in manifest["parts"][0]["files"][0]["tensors"] if t["name"] == "rows10@3,0"]
     content[tensor["offset"]] ^= 1
     data.write_bytes(content)
-    ranks("load_damaged", 2, tmp_path)
+    STARTS("load_damaged", 2, tmp_path)
 
 
 def test_one_rank_that_cannot_write_fails_the_save_on_all(tmp_path: Path) -> None:
-    ranks("fail", 2, tmp_path)
+    STARTS("fail", 2, tmp_path)
     (found,) = [item for item in list_checkpoints(tmp_path / "transom") if item.complete]
     assert (found.step, verify(found.path)) == (4, [])
 
 
 def test_whenever_it_is_killed_the_last_save_that_returned_is_there(tmp_path: Path) -> None:
-    words = [sys.executable, str(PROGRAM.with_name("dcp_killed.py")), str(tmp_path), "25", "7"]
+    words = [sys.executable, str(STARTS.program.with_name("dcp_killed.py")), str(tmp_path), "25", "7"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
