@@ -304,6 +304,20 @@ def test_what_others_raise_as_torchrun_tells_of_a_signal_is_no_cause(code: int, 
     assert judge([*own, *torchrun, *left]).action == action
 
 
+def test_that_srun_ends_what_is_left_hides_nothing_of_what_all_ranks_left_with() -> None:
+    left = [one for rank in range(8) for one in exits(3, rank)]
+    teardown = log("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.", at=T + 6)
+    assert judge([*left, *teardown]).action is Action.STOP
+    assert judge([*left, *teardown, *log(PEER, 0)]).action is Action.RESTART
+
+
+def test_a_program_that_is_no_python_is_stopped_unless_it_is_so_on_few_nodes_alone() -> None:
+    error = '  File "/x/t.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax'
+    everywhere = [one for rank in range(8) for one in log(error, rank)]
+    assert short(judge(everywhere)) == ("user-code", "program", "stop", (), ())
+    assert judge(log(error, 2)).action is Action.RESTART
+
+
 SPAWN_KILLED = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL"
 
 

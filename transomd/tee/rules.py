@@ -20,7 +20,7 @@ HARD_BEFORE_S = 600.0
 CLOCKS_S = 5.0
 """How far the clocks of two nodes may be apart."""
 
-ALIKE = frozenset({"SL-EXECVE", "CUDA-ORDINAL", "CUDA-NOIMAGE"})
+ALIKE = frozenset({"SL-EXECVE", "CUDA-ORDINAL", "CUDA-NOIMAGE", "PY-SYNTAX"})
 """What a program that is set up wrongly meets on every node: on one only, a mount or a GPU is missing there."""
 
 ONCE_RUN = frozenset({"PY-IMPORT", "PY-NOFILE"})
@@ -264,7 +264,8 @@ def voted(case: Case) -> Verdict | None:
 def same_exit(case: Case) -> Verdict | None:
     """Every rank left with the same code of its own accord, and none of them complains of another: the program's."""
     exits = case.of("EXIT")
-    if not exits or len(case.ranks) < 2 or case.victims or set(ranks_of(exits)) < case.ranks:
+    complaints = [one for one in case.victims if one.source == "log"]
+    if not exits or len(case.ranks) < 2 or complaints or set(ranks_of(exits)) < case.ranks:
         return None
     if any(by_signal(one) for one in case.evidence):
         return None
