@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,38 @@ def test_what_another_nodes_torchrun_raises_once_one_was_killed_is_no_cause(tmp_
     verdict = fuse(made.evidence(), nodes=("n1", "n2"), ranks_by_node={"n1": (0, 1), "n2": (2, 3)}, has_run=True)
     assert (verdict.action, verdict.blame) == (Action.RESTART, Blame.UNKNOWN)
     assert verdict.summary.startswith("A rank on n2 was killed by SIGKILL")
+
+
+LABELLED = "".join(f"[rank1]: {line}\n" for line in RAISED.splitlines())
+SEGFAULT = "failed (exitcode: -11) local_rank: 1 (pid: 180) of binary: /usr/bin/python3\n"
+LEFT = SEGFAULT.replace("-11", "1")
+
+
+@pytest.mark.parametrize(
+    ("said", "other", "end"),
+    [
+        (RAISED, "", LEFT),
+        (RAISED * 2, RAISED * 2, LEFT),
+        (LABELLED, "", LEFT),
+        (LABELLED, "", SEGFAULT),
+        (RAISED * 2, RAISED * 2, SEGFAULT),
+        ("ValueError: bad shape\n", "", LEFT),
+    ],
+    ids=["one", "all", "named", "named-crashes", "all-crash", "without-traceback"],
+)
+def test_what_is_read_together_with_torchruns_word_of_the_end_is_a_cause(
+    tmp_path: Path, said: str, other: str, end: str
+) -> None:
+    spec = JobSpec(name="t", launcher="torchrun", command="t.py", nodes=2, tasks_per_node=2, workdir="/")
+    made = LogWatch(tmp_path, spec, ("n1", "n2"), Progress(DEFAULT_PATTERN, now=0.0))
+    stamp = datetime.fromtimestamp(T - 0.4).strftime("E%m%d %H:%M:%S.%f")
+    (tmp_path / "rank-00000.log").write_text(f"{said}{stamp} 139 api.py:1002] {end}")
+    (tmp_path / "rank-00001.log").write_text(other)
+    made.poll(T)
+    (tmp_path / SRUN_LOG).write_text("srun: error: n1: task 0: Exited with exit code 1\n")
+    made.poll(T + 3, final=True)
+    verdict = fuse(made.evidence(), nodes=("n1", "n2"), ranks_by_node={"n1": (0, 1), "n2": (2, 3)}, has_run=True)
+    assert (verdict.action, verdict.blame) == (Action.STOP, Blame.PROGRAM)
 
 
 def test_a_peer_named_by_its_address_gets_its_nodes_name(tmp_path: Path) -> None:

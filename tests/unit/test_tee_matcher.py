@@ -267,6 +267,21 @@ def test_what_torchs_spawn_tells_of_another_process_is_that_ones(inner: str, sig
     assert one(outer + "-- Process 1 terminated with", live=True).role is Role.CONTEXT
 
 
+def test_tracebacks_of_two_processes_one_below_the_other_are_two() -> None:
+    matcher = Matcher()
+    victim = f"{RAISED}BrokenPipeError: [Errno 32] Broken pipe\n"
+    matcher.feed(Chunk(file="x.log", data=f"{RAISED}KeyError: 3\n{victim}{RAISED}KeyError: 4\n".encode()), NOW)
+    matcher.finish()
+    found = {one.signature: (one.role, one.count) for one in matcher.evidence()}
+    assert found == {"PY-EXCEPTION": (Role.ROOT, 2), "PY-CONNRESET": (Role.VICTIM, 1)}
+
+
+def test_what_a_worker_of_a_data_loader_raised_is_of_the_same_traceback() -> None:
+    outer = "KeyError: Caught KeyError in DataLoader worker process 0."
+    found = one(f"{RAISED}{outer}\nOriginal {RAISED}KeyError: 'labels'\n", live=True)
+    assert found.text.partition("\n")[0] == "KeyError: 'labels'"
+
+
 def test_a_traceback_without_end_is_given_up() -> None:
     text = "Traceback (most recent call last):\n" + "  more\n" * (MAX_LINES + 10) + f"{ECC}\n"
     assert one(text).signature == "CUDA-ECC"

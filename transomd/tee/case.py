@@ -33,6 +33,7 @@ TOLD_S = 5.0
 _STRENGTH = ("probe", "slurm", "kernel", "heartbeat", "process", "log", "exit", "progress")
 _ADDRESS = re.compile(r"[\d.]+|[0-9a-fA-F:.%]*:[0-9a-fA-F:.%]*")
 _ABORT = re.compile(r"SIGABRT|\(exitcode: -6\)")
+_LOCAL_RANK = re.compile(r"local_rank: (\d{1,6})")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -88,7 +89,7 @@ def prepare(
     placed = [_place(one, known, node_of) for one in evidence]
     recent = _recent(placed)
     single = len({one.file for one in recent if one.file}) == 1
-    ordered = _after_the_end(sorted(recent, key=lambda one: _order(one, single)))
+    ordered = _after_the_end(sorted(recent, key=lambda one: _order(one, single)), ranks_by_node)
     return Case(
         evidence=tuple(ordered),
         nodes=tuple(nodes),
@@ -136,7 +137,7 @@ def _recent(evidence: Sequence[Evidence]) -> list[Evidence]:
     return [one for one in evidence if one.at is None or one.at >= oldest or not one.forgeable]
 
 
-def _after_the_end(ordered: Sequence[Evidence]) -> list[Evidence]:
+def _after_the_end(ordered: Sequence[Evidence], ranks_by_node: Mapping[str, Sequence[int]]) -> list[Evidence]:
     """Take exceptions that nobody knows for their victims' once another rank had ended badly, or a hang was ended.
 
     A program may say in its own words that a peer is gone. srun tells of ends in their order, and nobody ends a rank by
@@ -147,16 +148,42 @@ def _after_the_end(ordered: Sequence[Evidence]) -> list[Evidence]:
     if end is None:
         return list(ordered)
     generic = [one for one in ordered if one.role is Role.ROOT and one.signature in _GENERIC]
-    first = {shape(one): one for one in reversed(generic)}
-    own = [shape(one) for one in generic if one.rank == end.rank and one.rank is not None]
-    later = [key for key, one in first.items() if key not in own and _came_after(one, end)]
-    return [replace(one, role=Role.VICTIM) if one in generic and shape(one) in later else one for one in ordered]
+    alike = [[one for one in generic if shape(one) == key] for key in dict.fromkeys(map(shape, generic))]
+    ended = _rank_ended(end, ranks_by_node)
+    later = [
+        one
+        for group in alike
+        if all(_came_after(one, end) for one in group) and not _raised_by(ended, group, ranks_by_node)
+        for one in group
+    ]
+    return [replace(one, role=Role.VICTIM) if one in later else one for one in ordered]
+
+
+def _rank_ended(end: Evidence, ranks_by_node: Mapping[str, Sequence[int]]) -> int | None:
+    """Return the rank that this tells of; torchrun says which one of its node's it was."""
+    local = _LOCAL_RANK.search(end.text)
+    ranks = ranks_by_node.get(end.node, ())
+    if end.rank is not None or local is None or int(local[1]) >= len(ranks):
+        return end.rank
+    return sorted(ranks)[int(local[1])]
+
+
+def _raised_by(ended: int | None, group: Sequence[Evidence], ranks_by_node: Mapping[str, Sequence[int]]) -> bool:
+    """Whether the rank that ended had raised this itself, as one of the group or because there is none that did not."""
+    ranks = sum(map(len, ranks_by_node.values()))
+    nameless = sum(one.count for one in group if one.rank is None)
+    return (ended is not None and ended in ranks_of(group)) or 1 < ranks <= nameless + len(ranks_of(group))
 
 
 def _came_after(one: Evidence, end: Evidence) -> bool:
+    """What has no stamp of its own has the time at which it was read, and torchrun's words their own, earlier one."""
     if one.at is None or end.at is None:
         return False
-    return one.at >= end.at - TOLD_S if by_signal(end) and not _ABORT.search(end.text) else one.at > end.at
+    if by_signal(end) and not _ABORT.search(end.text):
+        return one.at >= end.at - TOLD_S
+    if one.file == end.file and one.line and end.line:
+        return one.line > end.line
+    return one.at > end.at + (TOLD_S if end.source == "log" else 0)
 
 
 def by_signal(end: Evidence) -> bool:

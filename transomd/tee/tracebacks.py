@@ -54,6 +54,8 @@ class Traceback:
         """
         self._lines += 1
         self.touched = touched
+        if text == HEADER and self.whole and not self._grouped:
+            return False  # nothing announced it: it is another process's, in the same file
         if text.endswith(HEADER):
             self._grouped = self._grouped or _OF_GROUP in text
             self._inside, self.whole, self._frames = True, False, []
