@@ -211,6 +211,19 @@ def test_who_was_superseded_by_another_start_waits_for_no_copy(directory: Path) 
         engine.close(0)
 
 
+def test_a_copy_is_waited_for_no_more_once_the_launcher_has_no_other_node_for_it(directory: Path) -> None:
+    with nodes(directory.parent, 1) as (n1,), silent(n1):
+        on(n1)
+        engine = saver(directory)
+        handle = engine.save(1, state_of(1))
+        with pytest.raises(TimeoutError):
+            handle.wait("replica", timeout=0.1)
+        n1.ask(op="peers", epoch=1, me="n1", partner=None, keepers={})
+        with pytest.raises(CheckpointError, match="nor will have one: no other node of this launch can hold a copy"):
+            handle.wait("replica", timeout=120)
+        engine.close(0)
+
+
 def test_all_saves_of_one_step_are_told_of_it() -> None:
     ledger = Ledger(1, Fixed(1), Fixed(1))
     first, second = SaveHandle(5, lambda: False), SaveHandle(5, lambda: False)

@@ -143,13 +143,18 @@ class Agent:
         raise ValueError(f"unknown request {what!r}")
 
     async def _keeper(self) -> dict[str, Any]:
-        """Where the keeper listens, also when it is only about to."""
+        """Where the keeper listens, also when it is only about to, and whether it is ``there``, slow as it may be."""
         status: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
+        there = True
+        try:
             status = await asyncio.to_thread(self._keeping.status)
+        except (ConnectionRefusedError, FileNotFoundError):
+            there = False
+        except (OSError, ValueError):
+            pass
         ranks = {int(each["rank"]) for each in [*status.get("ranks", ()), *status.get("copies", ())]}
         port = int(status.get("port", self._keeping.port))
-        return {"port": port, "ranks": sorted(ranks), "domain": failure_domain()}
+        return {"port": port, "ranks": sorted(ranks), "domain": failure_domain(), "there": there}
 
     @staticmethod
     def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

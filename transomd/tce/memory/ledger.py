@@ -82,7 +82,7 @@ class Ledger:
     def hear(self, told: Message) -> None:
         """Take in a piece of the keeper's news."""
         if told["t"] == "partner":
-            self.no_partner = str(told["none"])
+            self._paired(str(told["none"]))
             return
         step = int(told["step"])
         if told["epoch"] != self._epoch:
@@ -108,6 +108,13 @@ class Ledger:
             self._trouble(step, told["error"])
         elif kind == "failed":
             self.fail(step, CheckpointError(told["error"], hint=told["hint"]), seq)
+
+    def _paired(self, no_partner: str) -> None:
+        """The launcher has told of another node that holds copies; or, as ``no_partner`` says, that there is none."""
+        self.no_partner = no_partner
+        if no_partner:
+            for step in list(self._uncopied):
+                self.not_copied(step, no_partner)
 
     def _copied(self, step: int, seq: int) -> None:
         """Another node has this save of a step, and will never be given an older one."""
