@@ -1,4 +1,4 @@
-"""Ranks that save and load through torch.distributed.checkpoint, beside DCP's own files; ``rank_starts`` starts them.
+"""Ranks that save and load through torch.distributed.checkpoint, beside DCP's own files: ``dcp_ranks.py WHAT N DIR``.
 
 The ranks are forked from one process that has imported torch, which takes longer than all that they do.
 """
@@ -6,7 +6,6 @@ The ranks are forked from one process that has imported torch, which takes longe
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
 import os
 import signal
@@ -357,34 +356,13 @@ def run(programs: Mapping[str, Callable[[Path], None]], what: str, rank: int, wo
 
 
 def main(programs: Mapping[str, Callable[[Path], None]]) -> int:
-    """Make each start that is asked for, in a line of JSON, and answer with its exit code; see ``rank_starts``."""
-    for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            os._exit(start(programs, **json.loads(line)))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    return 0
-
-
-def start(
-    programs: Mapping[str, Callable[[Path], None]],
-    what: str,
-    world: int,
-    place: str,
-    said: str,
-    environ: Mapping[str, str],
-) -> int:
-    """Fork the ranks of one start and wait for them; what they say goes to a file."""
-    with open(os.devnull) as null, open(said, "w") as out:
-        for fd, file in ((0, null), (1, out), (2, out)):
-            os.dup2(file.fileno(), fd)
-    os.environ.clear()
-    os.environ.update(environ)
+    """Fork the ranks and wait for them."""
+    what, world, place = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     children = []
     for rank in range(world):
         child = os.fork()
         if not child:
-            code = run(programs, what, rank, world, Path(place))
+            code = run(programs, what, rank, world, place)
             sys.stderr.flush()
             os._exit(code)
         children.append(child)

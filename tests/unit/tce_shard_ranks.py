@@ -1,4 +1,4 @@
-"""Ranks whose states are DTensors, as they save and load through the engine; ``rank_starts`` starts them."""
+"""Ranks whose states are DTensors, as they save and load through the engine: ``tce_shard_ranks.py WHAT N DIR``."""
 
 from __future__ import annotations
 

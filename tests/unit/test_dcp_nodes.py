@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from rank_starts import Starts
 from tce_keepers import own_place, stop, wait_for
 from tce_nodes import Node, nodes, on, pair
 
@@ -29,13 +30,7 @@ from transomd.tce.dcp.carried import Task, bring, tasks  # noqa: E402
 from transomd.tce.portable import gather  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-STARTS = Starts(Path(__file__).with_name("dcp_ranks.py"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ended() -> Iterator[None]:
-    yield
-    STARTS.close()
+PROGRAM = Path(__file__).with_name("dcp_ranks.py")
 
 
 @pytest.fixture
@@ -47,8 +42,11 @@ def place() -> Iterator[Path]:
 
 def ranks(what: str, count: int, place: Path, there: Sequence[Node]) -> None:
     """Run so many ranks, dealt out to the nodes in their order."""
-    doomed = str(there[0].process.pid) if there else ""
-    STARTS(what, count, place, NODES=" ".join(str(node.socket) for node in there), DOOMED=doomed)
+    words = [sys.executable, str(PROGRAM), what, str(count), str(place)]
+    environ = {**os.environ, "NODES": " ".join(str(node.socket) for node in there)}
+    environ["DOOMED"] = str(there[0].process.pid) if there else ""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, env=environ)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def stored(directory: Path) -> set[tuple[int, int, int]]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from cli_server import transom
-from rank_starts import Starts
 from tce_keepers import own_place, wait_for
 
 from transomd.tce.catalogue import list_checkpoints, load_parts, verify
@@ -23,13 +22,13 @@ pytest.importorskip("torch")
 
 from transomd.tce.dcp.staging import VALUE
 
-STARTS = Starts(Path(__file__).with_name("dcp_ranks.py"))
+PROGRAM = Path(__file__).with_name("dcp_ranks.py")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ended() -> Iterator[None]:
-    yield
-    STARTS.close()
+def ranks(what: str, count: int, place: Path) -> None:
+    words = [sys.executable, str(PROGRAM), what, str(count), str(place)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def saved() -> Iterator[Path]:
     with own_place() as folder:
         folder.mkdir()
         links = [call(folder / "memory", rank, 4, start=True) for rank in range(4)]
-        STARTS("save", 4, folder)
+        ranks("save", 4, folder)
         yield folder
         for link in links:
             assert link is not None
@@ -62,7 +61,7 @@ def test_show_tells_the_shape_of_the_whole_of_a_share(saved: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_another_number_of_ranks_loads_it_from_either_tier_as_dcps_own_reader_does(saved: Path, count: int) -> None:
-    STARTS("load", count, saved)
+    ranks("load", count, saved)
 
 
 def test_what_was_in_memory_alone_is_stored_when_its_program_is_gone(saved: Path) -> None:
@@ -77,7 +76,7 @@ def meshed() -> Iterator[Path]:
     with own_place() as folder:
         folder.mkdir()
         links = [call(folder / kind, rank, 4, start=True) for rank in range(4) for kind in ("hsdp", "tp")]
-        STARTS("save_meshed", 4, folder)
+        ranks("save_meshed", 4, folder)
         yield folder
         for link in links:
             assert link is not None
@@ -109,7 +108,7 @@ def tensors_in(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_lay_on_one_mesh_is_loaded_onto_another(meshed: Path, count: int) -> None:
-    STARTS("load_meshed", count, meshed)
+    ranks("load_meshed", count, meshed)
 
 
 def test_the_shards_of_four_ranks_are_read_whole_without_ranks(saved: Path) -> None:
@@ -138,16 +137,16 @@ def test_damage_is_named_on_every_rank_and_nothing_is_loaded(saved: Path, tmp_pa
     (tensor,) = [t for t in manifest["parts"][0]["files"][0]["tensors"] if t["name"] == "rows10@3,0"]
     content[tensor["offset"]] ^= 1
     data.write_bytes(content)
-    STARTS("load_damaged", 2, tmp_path)
+    ranks("load_damaged", 2, tmp_path)
 
 
 def test_one_rank_that_cannot_write_fails_the_save_on_all(tmp_path: Path) -> None:
-    STARTS("fail", 2, tmp_path)
+    ranks("fail", 2, tmp_path)
     (found,) = [item for item in list_checkpoints(tmp_path / "transom") if item.complete]
     assert (found.step, verify(found.path)) == (4, [])
 
 
 def test_whenever_it_is_killed_the_last_save_that_returned_is_there(tmp_path: Path) -> None:
-    words = [sys.executable, str(STARTS.program.with_name("dcp_killed.py")), str(tmp_path), "25", "7"]
+    words = [sys.executable, str(PROGRAM.with_name("dcp_killed.py")), str(tmp_path), "25", "7"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

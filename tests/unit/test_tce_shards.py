@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +13,6 @@ from typing import Any
 
 import pytest
 from cli_server import transom
-from rank_starts import Starts
 from tce_keepers import own_place, wait_for
 from tce_nodes import Node, nodes, pair
 
@@ -22,20 +24,17 @@ torch = pytest.importorskip("torch")
 
 from transomd.tce.portable import export, gather  # noqa: E402
 
-STARTS = Starts(Path(__file__).with_name("tce_shard_ranks.py"))
+PROGRAM = Path(__file__).with_name("tce_shard_ranks.py")
 KINDS = ("fsdp", "hsdp", "tp")
 
 
 def ranks(what: str, count: int, place: Path, there: Sequence[Node] = ()) -> None:
     """Run so many ranks, dealt out to the nodes in their order."""
-    doomed = str(there[0].process.pid) if there else ""
-    STARTS(what, count, place, NODES=" ".join(str(node.socket) for node in there), DOOMED=doomed)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ended() -> Iterator[None]:
-    yield
-    STARTS.close()
+    words = [sys.executable, str(PROGRAM), what, str(count), str(place)]
+    environ = {**os.environ, "NODES": " ".join(str(node.socket) for node in there)}
+    environ["DOOMED"] = str(there[0].process.pid) if there else ""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, env=environ)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.fixture
