@@ -318,6 +318,15 @@ def test_a_program_that_is_no_python_is_stopped_unless_it_is_so_on_few_nodes_alo
     assert judge(log(error, 2)).action is Action.RESTART
 
 
+def test_what_stands_below_torchruns_word_in_a_file_without_a_time_of_its_own_is_a_cause() -> None:
+    told = "E1130 16:42:41.3 139 api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 180) of binary: python3"
+    below = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\nKeyError: 3\n'
+    matcher = Matcher(live=False)
+    matcher.feed(Chunk(file="slurm-7.out", data=f"{told}\n{below}".encode(), fresh=True), T)
+    matcher.finish()
+    assert fuse(matcher.evidence(), nodes=(), ranks_by_node={}).action is Action.STOP
+
+
 SPAWN_KILLED = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL"
 
 

@@ -182,7 +182,7 @@ def _came_after(one: Evidence, end: Evidence) -> bool:
     if by_signal(end) and not _ABORT.search(end.text):
         return one.at >= end.at - TOLD_S
     if one.file == end.file and one.line and end.line:
-        return one.line > end.line
+        return one.line > end.line and one.at > end.at
     return one.at > end.at + (TOLD_S if end.source == "log" else 0)
 
 
