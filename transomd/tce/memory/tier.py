@@ -79,8 +79,9 @@ class MemoryTier:
             finally:
                 self.drop(opened)
         except (OSError, MemoryError) as error:
-            self._lease.lack(str(error))
-            return str(error)
+            reason = str(error) or type(error).__name__  # a MemoryError says nothing
+            self._lease.lack(reason)
+            return reason
         return ""
 
     def open(self, step: int, table: Table, room: int = 0) -> Opened:
