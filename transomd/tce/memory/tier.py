@@ -52,7 +52,6 @@ class MemoryTier:
         self._lease = Lease(store, link)
         self._lock = threading.RLock()
         self._turn = Turn()
-        self._replaced = False
 
     @property
     def reason(self) -> str:
@@ -174,7 +173,6 @@ class MemoryTier:
         if not self._pool.has(size):
             raise OSError("the keeper sent less memory than it was asked for")
         self._lease.hold()
-        self._replaced = False
         self.ledger.heard = int(answer.get("skips", 0))  # what another keeper skipped is this one's no more
         self.ledger.no_partner = str(answer["no_partner"])
 
@@ -281,21 +279,15 @@ class MemoryTier:
         """Wait for word from the keeper, at most so long."""
         self._lease.pause(seconds)
 
-    def _go_on_elsewhere(self) -> bool:
-        """After the keeper was lost: another one takes over what stands in the arena, if one can be had now.
-
-        Whether one is there, or is being called by another thread.
-        """
+    def _go_on_elsewhere(self) -> None:
+        """After the keeper was lost: another one takes over what stands in the arena, if one can be had now."""
         arena = self._pool.arena
-        if arena is None or self._lease.forked or self._replaced:
-            return False
-        with self._turn.aside() as mine, contextlib.suppress(OSError):
-            if not mine:
-                return True
-            self._call(arena.slot_bytes)
-            with self._lock:
-                self._tell_staged()
-        return self._lease.connected
+        if arena is not None and not self._lease.forked:
+            with self._turn.aside() as mine, contextlib.suppress(OSError):
+                if mine:
+                    self._call(arena.slot_bytes)
+                    with self._lock:
+                        self._tell_staged()
 
     def _listen(self) -> None:
         """Take in the keeper's news."""
@@ -307,7 +299,6 @@ class MemoryTier:
                 self.ledger.hear(told)
 
     def _superseded(self) -> None:
-        self._replaced = True
         error = CheckpointError(f"{self.writer.directory}: another start of this program has taken over")
         for step in list(self.ledger.handles):
             self.ledger.fail(step, error)
@@ -320,7 +311,7 @@ class MemoryTier:
         if self._lease.forked:
             return
         end, alone = time.monotonic() + timeout, 0.0
-        while (now := time.monotonic()) < end and self._waits():
+        while self._waits() and (now := time.monotonic()) < end:
             # Once this rank's share is there, the keeper goes on without us if other ranks take long.
             alone = 0.0 if self.ledger.unwritten else alone or now + _PEERS_S
             if alone and now >= alone:
@@ -331,24 +322,17 @@ class MemoryTier:
             self._listen()
             if self.ledger.unwritten:
                 steps = ", ".join(map(str, sorted(self.ledger.unwritten)))
-                goes_on = "the keeper goes on" if self._lease.connected else "no keeper is there to go on"
-                told = "steps %s are not on the disk after at most %.0f s; %s. %s"
-                log.warning(told, steps, timeout, goes_on, self.ledger.problem)
+                told = "steps %s are not on the disk after %.0f s; the keeper goes on. %s"
+                log.warning(told, steps, timeout, self.ledger.problem)
             self.ledger.none_copied("the program has closed its checkpoints")
             self._lease.end(leave)
             self._pool.close()
 
     def _waits(self) -> bool:
-        """Whether there is something that a keeper may still tell of; one that was lost is replaced for it.
-
-        Without one, what is in memory alone would end with the program.
-        """
+        """Whether there is something that a keeper may still tell of."""
         with self._lock:
             self._listen()
-            lost = not self._lease.connected
-        there = not lost or self._go_on_elsewhere()
-        with self._lock:
-            return bool(self.ledger.handles) and there
+            return bool(self.ledger.handles) and self._lease.connected
 
     def release(self) -> None:
         """Let go without waiting; what is staged is the keeper's."""
