@@ -191,7 +191,7 @@ class CheckpointEngine:
     def _resumed(self, found: restore.Found, memory: Recall | None) -> None:
         self._completion.resume_source = found.folder
         step, epoch = found.manifest.step, found.manifest.epoch
-        if self._memory is not None and memory is not None and not memory.owned:
+        if self._memory is not None and (memory is None or not memory.owned):
             self._memory.resumed(found.folder, lacking=found.memory_only)
         self.resumed_from = memory.source if memory is not None and found.memory else "storage"
         exchange = restore.group_exchange(self.world_size)

@@ -60,7 +60,14 @@ def known(directory: Path) -> Tier | None:
 
 
 def tier_of(share: Share, terms: Terms) -> Tier:
-    """The tier of this rank of this start of the program."""
+    """The tier of this rank of this start of the program, which knows what must stay of what was loaded."""
+    tier = _tier_of(share, terms)
+    for folder, lacking in commit.loaded(terms.directory):
+        tier.memory.resumed(folder, lacking)
+    return tier
+
+
+def _tier_of(share: Share, terms: Terms) -> Tier:
     key = terms.directory, share.rank
     before = _tiers.get(key)
     if before is not None:
@@ -91,7 +98,6 @@ class Staging:
         Raises OSError, MemoryError or NoRoom.
         """
         self.share = share
-        self._directory = tier.directory
         self._tier = tier.memory
         planned = plan(share.name, (), Layout({}, values=tensors))
         self.records = tuple(replace(r, note=VALUE) if r.name in values else r for r in planned.records)
@@ -155,9 +161,6 @@ class Staging:
         return handle
 
     def _publish(self, handle: SaveHandle) -> None:
-        # First what must stay: once this step is complete, others may go.
-        for folder, lacking in commit.loaded(self._directory):
-            self._tier.resumed(folder, lacking)
         self._tier.publish(self._opened, self.share.step, self._table, handle)
 
     def drop(self) -> None:

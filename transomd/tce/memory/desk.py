@@ -203,6 +203,9 @@ class Desk:
             line.queue({"id": message["id"], "refused": refusal})
             return
         guest.owns = True
+        if "resumed" in message:
+            folder, step = message["resumed"]
+            tenant.resumed(Path(folder), int(step))
         tenant.take_over(_owner(guest, message))
         newest = max(state.seq for arena in tenant.arenas for state in arena.states())
         told = {"seq": newest, "skips": tenant.skips, "no_partner": self.office.no_partner}

@@ -28,6 +28,7 @@ class Lease:
     def __init__(self, store: Store, link: Link | None) -> None:
         self.held = False
         self.reason = ""
+        self._source: tuple[str, int] | None = None
         self._store = store
         self._link = link
         self._again_at = 0.0
@@ -85,6 +86,8 @@ class Lease:
         store = self._store
         told: dict[str, Any] = {"epoch": store.writer.epoch, "token": store.token, "keep": store.keep}
         told |= {"every": store.every.storage, "replica_every": store.every.replica}
+        if self._source is not None:
+            told["resumed"] = list(self._source)
         return link.ask("arena", brought, bytes=size, **told)
 
     def granted(self, answer: Message) -> None:
@@ -105,6 +108,14 @@ class Lease:
         if _WORDS.findall(reason) != _WORDS.findall(self.reason):
             log.warning("%s; save() writes to storage and waits for it until that has changed", reason)
         self.reason = reason
+
+    def resumed(self, folder: str, step: int) -> None:
+        """What was loaded from ``folder`` stays, and storage is to get ``step`` (-1: it has it). Raises OSError.
+
+        A keeper that is asked for an arena hears of it with that: before anything can be staged there.
+        """
+        self._source = (folder, step)
+        self.tell("resumed", folder=folder, step=step)
 
     def tell(self, op: str, **details: object) -> None:
         """Send word, if the line is open. Raises OSError if that is lost."""

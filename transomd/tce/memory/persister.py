@@ -203,7 +203,6 @@ class Persister:
             self._stores[epoch, world_size] = store
         if orders.owner is not None and orders.owner.epoch == epoch:
             store.owned(orders.owner.token, orders.owner.keep)
-        store.completion.resume_source = orders.resume_source
         return store
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -244,6 +243,7 @@ class Persister:
         handle = SaveHandle(step, lambda: store.completion.progress(step))
         self._unfinished[step] = Unfinished(state.epoch, state.seq, handle, begun)
         self._tell({"t": "written", "step": step, "epoch": state.epoch, "seq": state.seq})
+        store.completion.resume_source = self.orders.resume_source
         store.completion.add(handle)
 
     def _try_again(self, entry: Entry, store: Store, error: CheckpointError) -> None:
@@ -282,6 +282,7 @@ class Persister:
     def _settle(self) -> None:
         """Complete what can be completed, and say so."""
         for store in self._stores.values():
+            store.completion.resume_source = self.orders.resume_source  # it may have been told of since the write began
             store.completion.settle()
         self._look_s = min(2 * self._look_s, LAST_LOOK_S)
         for step, written in list(self._unfinished.items()):

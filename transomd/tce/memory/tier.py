@@ -253,7 +253,7 @@ class MemoryTier:
         step = (parse_step_folder(folder.name) or (-1, -1))[0] if lacking else -1
         with self._lock, contextlib.suppress(OSError):
             self.wants(step)
-            self._lease.tell("resumed", folder=str(folder), step=step)
+            self._lease.resumed(str(folder), step)
 
     # --- hearing ------------------------------------------------------------------------------------------------
 

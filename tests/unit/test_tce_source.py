@@ -1,0 +1,53 @@
+"""What a start has loaded is kept, whichever keeper writes what it saves next."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tce_keepers import keeper_of, own_place, wait_for
+
+from transomd.tce import CheckpointEngine
+from transomd.tce.catalogue import list_checkpoints
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with own_place() as folder:
+        yield folder
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"w": torch.full((100,), float(step))}
+
+
+def complete(directory: Path) -> list[tuple[int, int]]:
+    return sorted((one.step, one.epoch) for one in list_checkpoints(directory) if one.complete)
+
+
+def save(engine: CheckpointEngine, *steps: int) -> None:
+    for step in steps:
+        engine.save(step, state_of(step)).wait("storage", timeout=60)
+
+
+def test_a_keeper_that_is_called_only_after_the_load_keeps_what_was_loaded(directory: Path) -> None:
+    save(CheckpointEngine(directory, memory=False), 2)
+    with CheckpointEngine(directory, keep=1) as engine:
+        assert engine.load(state_of(0)) == 2
+        save(engine, 3, 4)
+        assert wait_for(lambda: complete(directory) == [(2, 1), (4, 2)], 30), complete(directory)
+
+
+def test_a_keeper_that_takes_over_from_a_dead_one_keeps_what_was_loaded(directory: Path) -> None:
+    save(CheckpointEngine(directory, memory=False), 2)
+    with CheckpointEngine(directory, keep=1) as engine:
+        assert engine.load(state_of(0)) == 2
+        save(engine, 3)
+        os.kill(keeper_of(directory), signal.SIGKILL)
+        save(engine, 5, 6)
+        assert wait_for(lambda: complete(directory) == [(2, 1), (6, 2)], 30), complete(directory)
