@@ -512,6 +512,20 @@ def test_a_fault_that_stays_on_a_node_is_the_nodes_and_one_that_moves_the_progra
     assert short(moved) == ("user-code", "program", "stop", (), ())
 
 
+def test_what_comes_again_on_most_nodes_is_no_nodes() -> None:
+    once = judge([one for rank in range(8) for one in log(ILLEGAL, rank, T + rank / 10)])
+    assert (once.blame, once.nodes) == (Blame.UNKNOWN, ())
+    again = judge([one for rank in range(8) for one in log(ILLEGAL, rank, T + 600 + rank / 10)], [once])
+    assert short(again) == ("user-code", "program", "stop", (), ())
+    assert "each time on most nodes" in again.summary
+
+
+def test_a_hang_of_all_that_comes_again_excludes_no_node() -> None:
+    hung = [judge([one for rank in range(8) for one in timeout(rank)]) for at in (T, T + 900)]
+    again = judge([one for rank in range(8) for one in timeout(rank)], hung)
+    assert (again.action, again.nodes) == (Action.RESTART, ())
+
+
 def test_another_failure_before_does_not_count_as_again() -> None:
     first = judge(exits(137, 3))
     assert judge(log(ILLEGAL, 3, T), [first]).blame is Blame.UNKNOWN

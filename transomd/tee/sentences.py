@@ -255,6 +255,11 @@ def again_here(node: str) -> str:
     return f"It is the second time on {node}, so the job should go on without it instead."
 
 
+def again_everywhere() -> str:
+    """The same fault, on most nodes each time."""
+    return "It happened before, and each time on most nodes, so it is the program's: for its user to put right."
+
+
 def again_elsewhere(node: str) -> str:
     """The same fault on another node."""
     return f"It happened before on another node than {node}, so it follows the program: for its user to put right."

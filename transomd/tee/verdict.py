@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from transomd.tee import hang, rules, sentences
-from transomd.tee.case import Case, prepare
+from transomd.tee.case import Case, nodes_of, prepare
 from transomd.tee.types import Evidence, Verdict
 from transomd.words import Action, Blame, Confidence, FailureClass
 
@@ -101,6 +101,11 @@ def _seen_again(verdict: Verdict, case: Case) -> Verdict:
     here = verdict.evidence[0].node
     if not alike or not here:
         return verdict
+    if _everywhere(verdict, case):
+        if verdict.failure_class is not FailureClass.USER_CODE:
+            return verdict
+        summary = verdict.summary + " " + sentences.again_everywhere()
+        return replace(verdict, blame=Blame.PROGRAM, action=Action.STOP, confidence=Confidence.MEDIUM, summary=summary)
     if any(one.evidence[0].node == here for one in alike):
         summary = verdict.summary + " " + sentences.again_here(here)
         return replace(
@@ -115,6 +120,12 @@ def _seen_again(verdict: Verdict, case: Case) -> Verdict:
         summary = verdict.summary + " " + sentences.again_elsewhere(here)
         return replace(verdict, blame=Blame.PROGRAM, action=Action.STOP, confidence=Confidence.MEDIUM, summary=summary)
     return verdict
+
+
+def _everywhere(verdict: Verdict, case: Case) -> bool:
+    """Whether what decided was seen on most nodes of the job: that it came again then says nothing against one."""
+    shown = nodes_of([one for one in verdict.evidence if one.signature == verdict.evidence[0].signature])
+    return len(case.nodes) > 1 and len(shown) * 2 > len(case.nodes)
 
 
 def _alike(one: Verdict, other: Verdict) -> bool:
