@@ -58,7 +58,7 @@ def test_stepd_of_the_batch_script_killed(site: Site) -> None:
     site.wait_step(job, 7)
     site.sandbox.fail("n1", "stepd-kill:batch")
     check_end(site, job, drained=set())
-    site.wait(lambda: not site.sandbox.run(["squeue", "-h"]).stdout, "the allocation is given back", 60)
+    site.wait(lambda: not site.sandbox.run(["squeue", "-h"]).stdout, "the allocation is given back", 120)
 
 
 @pytest.mark.parametrize(("node", "kind"), [("n2", "slurmd-stop"), ("n1", "munge-stop")])

@@ -14,6 +14,7 @@ from typing import Any
 from transom_slurm.sandbox import processes
 
 from transomd.tce.memory.arena import Arena
+from transomd.tce.memory.tenant import FENCED_S
 from transomd.tce.memory.tier import MemoryTier
 
 VARIABLES = (
@@ -36,7 +37,7 @@ def own_place(killed: bool = False) -> Iterator[Path]:
         os.environ["XDG_RUNTIME_DIR"] = str(folder / "r")
         (folder / "r").mkdir(mode=0o700)
         yield folder / "c"
-        gone = wait_for(lambda: not (keepers(folder) or (not killed and list((folder / "r").iterdir()))), 20)
+        gone = wait_for(lambda: not (keepers(folder) or (not killed and list((folder / "r").iterdir()))), FENCED_S + 60)
         assert gone, f"left over: {keepers(folder)} {list((folder / 'r').iterdir())}"
     finally:
         for pid in keepers(folder):

@@ -41,6 +41,26 @@ async def test_a_launcher_that_is_heard_again_does_not_hide_that_its_job_will_be
     assert not any("nothing was done" in event.message for event in world.events()), world.story()
 
 
+async def test_an_allocation_that_its_batch_script_does_not_end_is_given_back(
+    world: SimWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the slurmstepd of the batch script was killed: nobody is left to tell slurmctld of its end."""
+    monkeypatch.setattr(world.slurm, "finish", lambda *_: None)
+    await world.submit()
+    await world.until(lambda: world.state() is JobState.COMPLETED)
+    (job,) = world.slurm.all_jobs()
+    await world.run(20)
+    assert world.calls("cancel") == [], "a script gets time to end by itself"
+    await world.until(lambda: world.slurm.all_jobs()[job].ended, "it is given back", 60)
+
+
+async def test_nothing_is_cancelled_of_a_job_that_ended_by_itself(world: SimWorld) -> None:
+    await world.submit()
+    assert await world.end() is JobState.COMPLETED, world.story()
+    await world.run(120)
+    assert world.calls("cancel") == []
+
+
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_recovery_goes_on_in_an_allocation_that_is_being_ended(data: st.DataObject) -> None:

@@ -224,6 +224,8 @@ def stop(view: JobView, incident: Incident, why: str, now: float) -> Decision:
         job={"finished_at": now},
         attempts=(attempt,),
         incident=replace(incident, acted_at=now, closed_at=now, action=Action.STOP.value),
-        intents=(endings.cancel_intent(view, now, not_before=now + 30),) if view.attempt.slurm_job_id else (),
+        intents=(endings.cancel_intent(view, now, not_before=now + endings.LEAVE_BATCH_S),)
+        if view.attempt.slurm_job_id
+        else (),
         events=(facts.event(view, now, "failed", why),),
     )

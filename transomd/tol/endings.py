@@ -17,6 +17,8 @@ PROLOG_SETTLE_S = 4.0
 """How long after a job's end a node may still be drained for its prolog, and one more, as Slurm tells whole seconds."""
 LEAVE_S = 10.0
 """How long a launcher that is no batch script gets to leave before its allocation is ended by scancel."""
+LEAVE_BATCH_S = 30.0
+"""The same for one that is: its own end should end the Slurm job, but does not where its slurmstepd was killed."""
 
 
 def completed(view: JobView, now: float) -> Decision:
@@ -25,7 +27,8 @@ def completed(view: JobView, now: float) -> Decision:
     closed = replace(incident, closed_at=now) if incident else None
     step = view.job.data.get("step")
     # The end of a launcher that took over ends no Slurm job: its allocation would stay until the time limit.
-    left = (cancel_intent(view, now, not_before=now + LEAVE_S),) if view.attempt.generation > 1 else ()
+    leave_s = LEAVE_S if view.attempt.generation > 1 else LEAVE_BATCH_S
+    left = (cancel_intent(view, now, not_before=now + leave_s),) if view.attempt.slurm_job_id else ()
     return Decision(
         state=JobState.COMPLETED,
         reason=f"the program ended with exit code 0{f' at step {step}' if step is not None else ''}",
