@@ -20,20 +20,8 @@ TOGETHER_S = 60.0
 LOST = frozenset({"HEARTBEAT-LOST", "SLURM-NODE-DOWN", "SL-NODEFAIL", "SL-NOTRESP"})
 """Signatures that say that a node is gone."""
 
-_GENERIC = ("PY-EXCEPTION", "PY-GENERIC", "PY-NOFILE", "PY-REMOTE", "PY-CKPT-CORRUPT")
-"""Exceptions that no signature knows, whose meaning is their program's secret; and those that a peer that is gone also
-causes: a file that it did not write, a server that it was, a message that it did not end."""
-
-_ENDS = ("NO-PROGRESS", "TE-KILLED", "TE-EXIT", "PY-SPAWN-KILLED")
-"""Besides exits, what says that a rank had ended, or was about to be; launchers of ranks tell of them, too."""
-
-TOLD_S = 5.0
-"""How much later than its peers notice srun may tell of a rank's end, and we read it."""
-
 _STRENGTH = ("probe", "slurm", "kernel", "heartbeat", "process", "log", "exit", "progress")
 _ADDRESS = re.compile(r"[\d.]+|[0-9a-fA-F:.%]*:[0-9a-fA-F:.%]*")
-_ABORT = re.compile(r"SIGABRT|\(exitcode: -6\)")
-_LOCAL_RANK = re.compile(r"local_rank: (\d{1,6})")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -89,9 +77,8 @@ def prepare(
     placed = [_place(one, known, node_of) for one in evidence]
     recent = _recent(placed)
     single = len({one.file for one in recent if one.file}) == 1
-    ordered = _after_the_end(sorted(recent, key=lambda one: _order(one, single)), ranks_by_node)
     return Case(
-        evidence=tuple(ordered),
+        evidence=tuple(sorted(recent, key=lambda one: _order(one, single))),
         nodes=tuple(nodes),
         ranks_by_node=ranks_by_node,
         previous=tuple(previous),
@@ -135,62 +122,6 @@ def _recent(evidence: Sequence[Evidence]) -> list[Evidence]:
         return list(evidence)
     oldest = max(times) - WINDOW_S
     return [one for one in evidence if one.at is None or one.at >= oldest or not one.forgeable]
-
-
-def _after_the_end(ordered: Sequence[Evidence], ranks_by_node: Mapping[str, Sequence[int]]) -> list[Evidence]:
-    """Take exceptions that nobody knows for their victims' once another rank had ended badly, or a hang was ended.
-
-    A program may say in its own words that a peer is gone. srun tells of ends in their order, and nobody ends a rank by
-    a signal because of another's exception before that one has ended. But with an abort, or an exit, a rank may itself
-    answer another's exception: those count only for what comes later.
-    """
-    end = next((one for one in ordered if one.source == "exit" or one.signature in _ENDS), None)
-    if end is None:
-        return list(ordered)
-    generic = [one for one in ordered if one.role is Role.ROOT and one.signature in _GENERIC]
-    alike = [[one for one in generic if shape(one) == key] for key in dict.fromkeys(map(shape, generic))]
-    ended = _rank_ended(end, ranks_by_node)
-    later = [
-        one
-        for group in alike
-        if all(_came_after(one, end) for one in group) and not _raised_by(ended, group, ranks_by_node)
-        for one in group
-    ]
-    return [replace(one, role=Role.VICTIM) if one in later else one for one in ordered]
-
-
-def _rank_ended(end: Evidence, ranks_by_node: Mapping[str, Sequence[int]]) -> int | None:
-    """Return the rank that this tells of; torchrun says which one of its node's it was."""
-    local = _LOCAL_RANK.search(end.text)
-    ranks = ranks_by_node.get(end.node, ())
-    if end.rank is not None or local is None or int(local[1]) >= len(ranks):
-        return end.rank
-    return sorted(ranks)[int(local[1])]
-
-
-def _raised_by(ended: int | None, group: Sequence[Evidence], ranks_by_node: Mapping[str, Sequence[int]]) -> bool:
-    """Whether the rank that ended had raised this itself, as one of the group or because there is none that did not."""
-    ranks = sum(map(len, ranks_by_node.values()))
-    nameless = sum(one.count for one in group if one.rank is None)
-    return (ended is not None and ended in ranks_of(group)) or 1 < ranks <= nameless + len(ranks_of(group))
-
-
-def _came_after(one: Evidence, end: Evidence) -> bool:
-    """What has no stamp of its own has the time at which it was read, and torchrun's words their own, earlier one."""
-    if one.at is None or end.at is None:
-        return False
-    if by_signal(end) and not _ABORT.search(end.text):
-        return one.at >= end.at - TOLD_S
-    if one.file == end.file and one.line and end.line:
-        return one.line > end.line and one.at > end.at
-    return one.at > end.at + (TOLD_S if end.source == "log" else 0)
-
-
-def by_signal(end: Evidence) -> bool:
-    """Whether this says that a rank did not leave of its own accord."""
-    if end.signature == "TE-EXIT":
-        return "(exitcode: -" in end.text
-    return end.signature in ("EXIT-SIGKILL", "EXIT-SIGNAL", "TE-KILLED", "PY-SPAWN-KILLED")
 
 
 def _order(one: Evidence, single: bool) -> tuple[float, int, int, str, int]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from transomd.tee import sentences
-from transomd.tee.case import LOST, Case, before, by_signal, nodes_of, ranks_of, shape, together
+from transomd.tee.aftermath import by_signal
+from transomd.tee.case import LOST, Case, before, nodes_of, ranks_of, shape, together
 from transomd.tee.types import Evidence, Verdict
 from transomd.words import Action, Blame, Confidence, FailureClass, Role
 

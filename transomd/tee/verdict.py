@@ -22,6 +22,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from transomd.tee import hang, rules, sentences
+from transomd.tee.aftermath import after_the_end
 from transomd.tee.case import Case, nodes_of, prepare
 from transomd.tee.types import Evidence, Verdict
 from transomd.words import Action, Blame, Confidence, FailureClass
@@ -76,7 +77,7 @@ def fuse(
     ``previous`` are the verdicts on earlier failures of the same job, oldest first. ``addresses`` maps the addresses
     by which logs may name nodes to the nodes. ``has_run`` says that the program has worked before it failed.
     """
-    case = prepare(evidence, nodes, ranks_by_node, previous, addresses, has_run)
+    case = after_the_end(prepare(evidence, nodes, ranks_by_node, previous, addresses, has_run))
     verdict = next(found for rule in RULES if (found := rule(case)) is not None)
     verdict = _sound(_seen_again(verdict, case))
     rest = [one for one in case.evidence if one not in verdict.evidence]
