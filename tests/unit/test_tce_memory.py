@@ -13,7 +13,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar
 
 import pytest
@@ -569,7 +571,9 @@ def test_two_hundred_saves_take_no_more_memory_than_twenty(directory: Path) -> N
         if step % 20 == 19:
             sizes.append(max(resident(os.getpid()), 0) + resident(keeper_of(directory)))
     engine.close()
-    assert max(sizes[1:]) - sizes[0] < 6, sizes
+    # What is lost is lost with each save; an allocator may take a few MiB once, whenever it likes.
+    assert median(after - before for before, after in pairwise(sizes)) < 0.3, sizes
+    assert sizes[-1] - sizes[0] < 24, sizes
     assert len(os.listdir("/proc/self/fd")) < 40
 
 
