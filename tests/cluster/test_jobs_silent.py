@@ -32,7 +32,7 @@ def test_what_hurts_no_job_is_left_alone(site: Site) -> None:
 
 
 def test_stepd_of_the_program_killed(site: Site) -> None:
-    job = site.submit("--steps 150 --then 20")
+    job = site.submit("--steps 400 --then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "stepd-kill")
     detail = check_end(site, job, drained=set())
@@ -64,7 +64,7 @@ def test_stepd_of_the_batch_script_killed(site: Site) -> None:
 @pytest.mark.parametrize(("node", "kind"), [("n2", "slurmd-stop"), ("n1", "munge-stop")])
 def test_node_that_only_slurm_loses(site: Site, node: str, kind: str) -> None:
     """n1 is the launcher's, which lives on: from there srun can start nothing any more, so that another takes over."""
-    job = site.submit("--steps 150 --then 20")
+    job = site.submit("--steps 400 --then 20")
     site.wait_step(job, 7)
     site.sandbox.fail(node, kind)
     detail = check_end(site, job, drained={node})
