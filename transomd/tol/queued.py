@@ -101,8 +101,7 @@ def _refused(view: JobView, offer: Intent, now: float) -> Decision:
         f"Slurm refuses attempt {attempt.number} ({why}); it is offered again every minute, for a day. "
         f"Put that right, or give the job up: transom cancel {view.job.id}"
     )
-    events = () if view.state is JobState.HELD else (facts.event(view, now, "held", reason),)
-    return Decision(state=JobState.HELD, reason=reason, events=events)
+    return _hold(view, reason, now)
 
 
 def _waiting(view: JobView, job: SlurmJob, settings: Settings, now: float) -> Decision:
@@ -136,6 +135,11 @@ def _held(view: JobView, job: SlurmJob, why: Pending, now: float) -> Decision:
             f"Slurm cannot start job {job.job_id} ({job.reason}): {why.meaning}; waiting does not help. "
             f"See: {why.command}; then: transom cancel {view.job.id}, and submit again with what fits"
         )
+    return _hold(view, reason, now)
+
+
+def _hold(view: JobView, reason: str, now: float) -> Decision:
+    """Hold the job, with an event when that begins."""
     events = () if view.state is JobState.HELD else (facts.event(view, now, "held", reason),)
     return Decision(state=JobState.HELD, reason=reason, events=events)
 
