@@ -58,7 +58,7 @@ KINDS: tuple[Kind, ...] = (
     _kind("slurmd-kill", *_GONE, **_LOST),
     _kind("slurmd-stop", *_GONE, **_LOST),
     _kind("munge-stop", *_GONE, **_LOST),
-    _kind("stepd-kill", *_HANG, must=False, explains_s=900.0),
+    _kind("stepd-kill", *_HANG, "launcher/unknown", must=False, explains_s=900.0),
     _kind("stepd-kill:batch", *_HANG, "host/node", "launcher/unknown", must=False, target="batch"),
     _kind("rank-kill", *_HANG, weight=2.0),
     _kind("rank-stop", *_HANG, until_over=True, weight=2.0),

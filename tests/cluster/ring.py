@@ -5,7 +5,7 @@ rank has a state, which each step mixes with all ranks' states; their sum is the
 hexadecimal float) by every rank. Rank 0 writes all states to the checkpoint folder every few steps, and every start
 goes on from there, so that a run with failures prints the very losses of a run without (:func:`losses`).
 ``--raise-at N`` raises an exception on every rank at step N. ``--then N`` ends a start that goes on from a checkpoint
-after N steps: however long the first one must run to be hurt, a test need not wait as long for the rest.
+after N steps; the first one goes on until it is hurt, however long that takes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 SAVE_EVERY = 5
+STEPS = 40
+NEVER = 5000
+"""A step that no test waits for."""
 
 
 def first_states(world: int) -> list[int]:
@@ -127,7 +130,7 @@ class Ring:
 def main() -> int:
     """Run one rank."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--step-time", type=float, default=0.2)
     parser.add_argument("--raise-at", type=int)
     parser.add_argument("--then", type=int)
@@ -145,7 +148,8 @@ def main() -> int:
     )
     print(f"going on after {start} steps", flush=True)
     state = states[rank]
-    last = options.steps if start == 0 or options.then is None else min(options.steps, start + options.then)
+    steps = options.steps or (STEPS if options.then is None else NEVER)
+    last = steps if start == 0 or options.then is None else min(steps, start + options.then)
     for step in range(start + 1, last + 1):
         time.sleep(options.step_time)
         if step == options.raise_at:

@@ -30,7 +30,7 @@ def test_daemon_killed_during_recovery(site: Site, moment: str) -> None:
 
 
 def test_node_lost_while_the_daemon_is_away(site: Site) -> None:
-    job = site.submit("--steps 80 --then 40")
+    job = site.submit("--then 40")
     site.wait_step(job, 7)
     run_dir = RunDir(site.job(job)["run_dir"])
     site.kill_daemon()

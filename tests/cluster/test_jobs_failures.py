@@ -38,7 +38,7 @@ def test_cut_cable(site: Site) -> None:
 
 
 def test_slurmd_killed(site: Site) -> None:
-    job = site.submit("--steps 400 --then 20")
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "slurmd-kill")
     detail = check_end(site, job, drained={"n2"})
@@ -47,7 +47,7 @@ def test_slurmd_killed(site: Site) -> None:
 
 @probed_often
 def test_xid_79(site: Site) -> None:
-    job = site.submit("--steps 60 --then 20")
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n3", "xid:79")
     detail = check_end(site, job, drained={"n3"})

@@ -31,13 +31,18 @@ def test_what_hurts_no_job_is_left_alone(site: Site) -> None:
     assert ended["incidents"][0]["class"] == "gpu-memory"
 
 
-def test_stepd_of_the_program_killed(site: Site) -> None:
-    job = site.submit("--steps 400 --then 20")
+@pytest.mark.parametrize("nodes", [3, 1])
+def test_stepd_of_the_program_killed(site: Site, nodes: int) -> None:
+    """srun notices when the node registers again. With no other rank to kill, it then ends with exit code 0."""
+    job = site.submit("--then 20", nodes=nodes)
     site.wait_step(job, 7)
-    site.sandbox.fail("n2", "stepd-kill")
+    site.sandbox.fail(f"n{nodes}", "stepd-kill")
+    site.sandbox.run(["scontrol", "reconfigure"])
     detail = check_end(site, job, drained=set())
-    assert len(detail["launches"]) == 2
-    assert detail["incidents"][0]["blame"] == "unknown"
+    assert len(detail["launches"]) == 2, site.story()
+    (incident,) = detail["incidents"]
+    assert (incident["class"], incident["blame"]) == ("launcher", "unknown")
+    assert "srun: error: " in incident["summary"]
 
 
 def test_agents_that_are_ended_are_started_again_beside_the_program(site: Site) -> None:
@@ -64,7 +69,7 @@ def test_stepd_of_the_batch_script_killed(site: Site) -> None:
 @pytest.mark.parametrize(("node", "kind"), [("n2", "slurmd-stop"), ("n1", "munge-stop")])
 def test_node_that_only_slurm_loses(site: Site, node: str, kind: str) -> None:
     """n1 is the launcher's, which lives on: from there srun can start nothing any more, so that another takes over."""
-    job = site.submit("--steps 400 --then 20")
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.fail(node, kind)
     detail = check_end(site, job, drained={node})

@@ -95,7 +95,7 @@ def test_sbatch_that_waits_before_a_stopped_slurmctld(site: Site) -> None:
 
 
 def test_drained_by_a_person_in_mid_recovery(site: Site) -> None:
-    job = site.submit("--steps 60 --then 20", spares=2)
+    job = site.submit("--then 20", spares=2)
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "power")
     site.wait_state(job, "recovering", within_s=30)
@@ -108,7 +108,7 @@ def test_drained_by_a_person_in_mid_recovery(site: Site) -> None:
 
 def test_suspended_by_an_administrator(site: Site) -> None:
     """For longer than any silence is borne: launcher, agents and ranks are all stopped, and all go on."""
-    job = site.submit("--steps 40")
+    job = site.submit("--steps 80")
     site.wait_step(job, 7)
     (number,) = site.slurm_ids(job)
     site.sandbox.run(["scontrol", "suspend", str(number)])
@@ -123,7 +123,7 @@ def test_suspended_by_an_administrator(site: Site) -> None:
 def test_preemption(own_site: Site) -> None:
     own_site.start_daemon()
     more = "policy: {max_restarts: 0, max_attempts: 1}\n"
-    job = own_site.submit("--steps 60 --then 20", nodes=4, spares=1, more=more)
+    job = own_site.submit("--then 20", nodes=4, spares=1, more=more)
     own_site.wait_step(job, 12)
     own_site.sandbox.run(["sbatch", "-p", "urgent", "-N5", "--exclusive", "-o/dev/null", "--wrap", "sleep 3"])
     detail = check_end(own_site, job, drained=set(), attempts=2)

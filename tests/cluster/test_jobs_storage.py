@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 @needs_fuse
 def test_mount_that_does_not_answer(site: Site) -> None:
     """Rank 0 hangs in the kernel on n1, where the launcher runs, too; the second time n1 is left out."""
-    job = site.submit("--steps 40", more="watch: {first_step_after: 8}\n")
+    job = site.submit("--then 20", more="watch: {first_step_after: 8}\n")
     site.wait_step(job, 7)
     site.sandbox.fail("n1", "mount-dead")
     detail = check_end(site, job, drained=set())
@@ -23,7 +23,7 @@ def test_mount_that_does_not_answer(site: Site) -> None:
 
 def test_disk_full_on_one_node(site: Site) -> None:
     """The program dies of ENOSPC when it saves: storage, no node's fault; it goes on when there is space again."""
-    job = site.submit("--steps 30", more="policy: {max_restarts: 5}\n")
+    job = site.submit("--then 20", more="policy: {max_restarts: 5}\n")
     site.wait_step(job, 7)
     site.sandbox.fail("n1", "disk-full")
     site.wait_event(job, "verdict")

@@ -113,7 +113,7 @@ def ops(make_sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpsSite]
 
 
 def test_a_pause_holds_everything_through_a_crash_until_a_person_resumes(ops: OpsSite) -> None:
-    job = ops.submit("--steps 120 --then 20")
+    job = ops.submit("--then 20")
     ops.wait_step(job, 5)
     assert "is paused by root: rack move" in ops.cli("pause", "--reason", "rack move")
     lost = ops.job(job)["nodes"][-1]

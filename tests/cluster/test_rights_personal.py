@@ -142,7 +142,7 @@ def closed(site: OwnSite, alice: Person, bob: Person) -> None:
 
 def test_without_ssh_the_gate_opens_and_its_own_agents_fence(cluster: Sandbox, persons: list[Person]) -> None:
     with own(cluster, persons[0], ssh=False) as site:
-        job = site.submit("--steps 60 --then 20", folder="second")
+        job = site.submit("--then 20", folder="second")
         site.wait_step(job, 7)
         site.sandbox.fail(site.job(job)["nodes"][1], "rank-kill")
         detail = check_end(site, job, drained=set())
@@ -153,7 +153,7 @@ def test_without_ssh_the_gate_opens_and_its_own_agents_fence(cluster: Sandbox, p
 
 def test_a_loss_of_the_batch_host_and_a_killed_daemon(cluster: Sandbox, persons: list[Person]) -> None:
     with own(cluster, persons[0], ssh=True) as site:
-        job = site.submit("--steps 60 --then 30", folder="third")
+        job = site.submit("--then 30", folder="third")
         site.wait_step(job, 7)
         number = site.job(job)["slurm_job_id"]
         told = site.sandbox.run(["scontrol", "-o", "show", "job", str(number)]).stdout

@@ -87,7 +87,7 @@ def test_all_of_a_job_runs_as_its_user_and_survives_its_batch_host(site: UserSit
     known = len(site.ids.read_text().splitlines())
     text = f"name: mine\ncommand: |\n  {STEP}exec "
     ring = Path(__file__).with_name("ring.py")
-    text += f"{sys.executable} {ring} --steps 60 --then 20\nnodes: 2\nspares: 1\ntasks_per_node: 1\n"
+    text += f"{sys.executable} {ring} --then 20\nnodes: 2\nspares: 1\ntasks_per_node: 1\n"
     text += "checkpoint: {dir: checkpoints}\nhealth: {collective: true}\n"
     done = site.submit_yaml(alice, text)
     assert done.returncode == 0, done.stderr

@@ -17,8 +17,9 @@ from transomd.launch.aside import Aside
 from transomd.launch.awake import Awake
 from transomd.launch.launcher import Launcher
 from transomd.launch.options import Options, Watch
+from transomd.launch.program import SRUN_LOG
 from transomd.launch.reading import Reading, Sighted
-from transomd.launch.rundir import RunDir
+from transomd.launch.rundir import COMPLETED, RunDir
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
 from transomd.tee.progress import DEFAULT_PATTERN, Progress
@@ -119,7 +120,8 @@ async def test_a_log_folder_that_is_gone_is_not_taken_for_silence_of_the_program
 class Running:
     """A program that runs until it is ended."""
 
-    rc: int | None = None
+    def __init__(self, rc: int | None = None) -> None:
+        self.rc = rc
 
     async def stop(self) -> None:
         self.rc = 143
@@ -145,6 +147,44 @@ async def test_a_lost_node_ends_a_launch_whose_logs_cannot_be_read(tmp_path: Pat
     assert program.rc == 143
     assert "its logs cannot be read" in launcher._report().message
     logs.alive.set()
+
+
+async def ended(path: Path, clock: list[float]) -> tuple[Launcher, DeadStore]:
+    """A launcher whose srun has ended with exit code 0, and which could not read the logs when it saw that."""
+    launcher = a_launcher(path)
+    launcher.course.begin(LaunchReport(epoch=1, nodes=["n1"], started_at=1.0), None)
+    launcher.runs._program, launcher.runs._clock = Running(rc=0), Awake()  # type: ignore[assignment]
+    logs, launcher.runs._reading = reading_of(path, clock)
+    await launcher.runs.look()
+    assert launcher.course.running
+    assert "exit code 0, which is not believed yet: its logs cannot be read" in launcher._report().message
+    logs.alive.set()
+    return launcher, logs
+
+
+async def test_exit_code_0_is_believed_when_the_log_of_srun_could_be_read(tmp_path: Path, clock: list[float]) -> None:
+    (tmp_path / SRUN_LOG).write_text("srun: error: _server_write write failed: Bad file descriptor\n")
+    (tmp_path / "rank-00000.log").write_text("step 60\n")
+    launcher, _ = await ended(tmp_path, clock)
+    while launcher.course.running:
+        await launcher.runs.look()
+    assert (launcher.course.phase, launcher.course.exit_code) == (LauncherPhase.DONE, 0)
+    assert launcher.course.newest.last_step == 60
+    assert launcher.options.run_dir.claimed(COMPLETED)
+    assert launcher._report().message == ""
+
+
+async def test_exit_code_0_of_an_srun_that_did_not_wait_is_no_end_of_the_program(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    (tmp_path / SRUN_LOG).write_text("srun: error: Aborting, io error and missing step on node 0\n")
+    launcher, _ = await ended(tmp_path, clock)
+    while launcher.course.running:
+        await launcher.runs.look()
+    assert launcher.course.phase is LauncherPhase.FAILED
+    assert not launcher.options.run_dir.claimed(COMPLETED)
+    assert launcher.course.failure is not None
+    assert [e["signature"] for e in launcher.course.failure.evidence if e["source"] == "slurm"] == ["SL-ABORT"]
 
 
 async def test_a_launch_that_comes_to_no_logs_is_not_told_by_those_of_the_one_before(

@@ -13,7 +13,7 @@ import pytest
 from transomd.launch.awake import Awake
 from transomd.launch.handshake import greet
 from transomd.launch.hub import Hub
-from transomd.launch.program import SRUN_LOG
+from transomd.launch.program import SCRIPT_LOG, SRUN_LOG
 from transomd.launch.watch import FIRST_EXITS, MAX_EXITS, LogWatch
 from transomd.spec import JobSpec
 from transomd.tee.progress import DEFAULT_PATTERN, Progress
@@ -44,6 +44,41 @@ def test_a_rank_that_ends_again_and_again_is_told_once(tmp_path: Path) -> None:
     (one,) = [e for e in made.evidence() if e.source == "exit"]
     assert (one.rank, one.signature, one.at) == (0, "EXIT", 100.0)
     assert made.failing == "rank 0 on n1 ended with code 1"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: Aborting, io error and missing step on node 1",
+        "srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1",
+        "srun: error: Cannot communicate with node 1.  Aborting job.",
+        "srun: error: Node failure on n2",
+        "srun: error: task 1 launch failed: Invalid job credential",
+        "srun: error: Task launch for StepId=7.1 failed on node n2: Communication connection failure",
+        "srun: error: Timed out waiting for job step to complete",
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        "srun: Job step aborted",
+    ],
+)
+def test_an_srun_that_does_not_wait_for_all_tasks_is_noticed(tmp_path: Path, line: str) -> None:
+    """In its own log, and in that of a job's script; there not where a program merely speaks of it."""
+    assert told(tmp_path, f"srun: warning: something\n{line}\n").left == line
+    script = JobSpec(name="t", script="job.sh", nodes=2, workdir="/")
+    made = LogWatch(tmp_path, script, ("n1", "n2"), Progress(DEFAULT_PATTERN, now=0.0, floor_s=60, first_s=60))
+    (tmp_path / SRUN_LOG).unlink()
+    (tmp_path / SCRIPT_LOG).write_text(f"it said {line}\n")
+    made.poll(100.0)
+    assert made.left == ""
+    with (tmp_path / SCRIPT_LOG).open("a") as file:
+        file.write(f"step 1\n{line}\nstep 2\n")
+    made.poll(101.0)
+    assert made.left == line
+
+
+def test_an_srun_that_waits_for_all_tasks_is_believed(tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.log").write_text("srun: Job step aborted\n")
+    made = told(tmp_path, "srun: error: _server_write write failed: Bad file descriptor\nsrun: launching\n")
+    assert made.left == ""
 
 
 def test_a_flood_of_bad_ends_is_bounded_and_hides_no_reason(tmp_path: Path) -> None:

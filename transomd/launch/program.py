@@ -31,6 +31,7 @@ SRUN_WRAPPER = """\
 exec {srun} --overlap {exclude}"$@"
 """
 SRUN_LOG = "srun.log"
+SCRIPT_LOG = "rank-00000.log"
 HOSTS = "hosts"
 
 
@@ -56,6 +57,11 @@ class LaunchPlan:
 def tasks_a_node(spec: JobSpec) -> int:
     """Return how many tasks srun starts on a node: one a rank, or one where torchrun makes the ranks."""
     return spec.tasks_per_node if spec.launcher == "srun" else 1
+
+
+def log_of_srun(spec: JobSpec) -> str:
+    """Return the name of the log that srun itself writes to: one of its own, or that of the job's script."""
+    return SCRIPT_LOG if spec.script else SRUN_LOG
 
 
 def slurm_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -183,8 +189,11 @@ class Program:
         env = program_env(self.plan, environ)
         env["TRANSOM_AGENT"] = job_socket(self._run_dir.root, environ.get("SLURM_JOB_ID", ""))
         argv = self._script(env) if self.plan.spec.script else self._tasks()
-        name = "rank-00000.log" if self.plan.spec.script else SRUN_LOG
-        return argv, env, os.open(self.logs / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return (
+            argv,
+            env,
+            os.open(self.logs / log_of_srun(self.plan.spec), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+        )
 
     def _tasks(self) -> list[str]:
         task = self.logs / "task.sh"

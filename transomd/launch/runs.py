@@ -190,22 +190,31 @@ class Runs:
             await self._hang(stall)
 
     async def _ended(self, program: Program, reading: Reading) -> None:
-        if program.rc == 0:
-            now = time.time()
-            # First of all: what is not noted when the allocation ends is run again.
-            try:
-                await self._disk.ask(
-                    self._options.run_dir.claim, COMPLETED, {"epoch": self._course.newest.epoch, "at": now}
-                )
-            except OSError as error:
-                log.warning("that the program has ended cannot be noted in the run folder: %s", error)
-            await reading.finish()
-            self._course.note_steps(reading.logs)
-            self._course.tell("logs", reading.trouble)
-            self._course.complete(now)
-            log.info("the program ended with exit code 0")
+        if program.rc != 0:
+            await self.fail("exit", f"srun ended with exit code {program.rc}", detected_at=self._bad_exit_at)
             return
-        await self.fail("exit", f"srun ended with exit code {program.rc}", detected_at=self._bad_exit_at)
+        # Its log has to say that srun waited for every task, or its exit code 0 proves nothing.
+        if not await reading.finish():
+            self._course.tell("logs", f"srun ended with exit code 0, which is not believed yet: {reading.trouble}")
+            return
+        if reading.logs.left:
+            await self.fail("exit", f"srun ended with exit code 0, but not every rank has: {reading.logs.left}")
+            return
+        await self._completed(reading)
+
+    async def _completed(self, reading: Reading) -> None:
+        now = time.time()
+        # First of all: what is not noted when the allocation ends is run again.
+        try:
+            await self._disk.ask(
+                self._options.run_dir.claim, COMPLETED, {"epoch": self._course.newest.epoch, "at": now}
+            )
+        except OSError as error:
+            log.warning("that the program has ended cannot be noted in the run folder: %s", error)
+        self._course.note_steps(reading.logs)
+        self._course.tell("logs", "")
+        self._course.complete(now)
+        log.info("the program ended with exit code 0")
 
     async def _hang(self, stall: Stall) -> None:
         """Before a hung launch is killed, take down what every rank is doing."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from transomd.launch.outlived import Outlived
-from transomd.launch.program import SRUN_LOG, tasks_a_node
+from transomd.launch.program import SRUN_LOG, log_of_srun, tasks_a_node
 from transomd.spec import JobSpec
 from transomd.tee import detect
 from transomd.tee.matcher import Matcher
@@ -47,7 +47,8 @@ def _named(evidence: Evidence, addresses: Mapping[str, str]) -> Evidence:
 class LogWatch:
     """Reads every log of one launch as it grows.
 
-    ``failing`` is the first word of srun that a task ended badly. ``step`` is the furthest that any rank is, seen at
+    ``failing`` is the first word of srun that a task ended badly, ``left`` that it did not wait until every task had
+    ended. ``step`` is the furthest that any rank is, seen at
     ``step_at``; ``first_step`` and ``first_step_at`` are the first that was seen (Unix seconds). Standing still is
     measured by ``clock``, by which ``progress`` was begun: a node's time of day may be set forward at any moment.
     """
@@ -70,7 +71,8 @@ class LogWatch:
         self._exits: dict[tuple[str, int | None, str], Evidence] = {}
         self._more_exits = 0
         self._outlived = Outlived()
-        self.failing = ""
+        self._log_of_srun = log_of_srun(spec)
+        self.failing = self.left = ""
         self.step: int | None = None
         self.step_at: float | None = None
         self.first_step: int | None = None
@@ -99,6 +101,8 @@ class LogWatch:
 
     def _take(self, chunk: Chunk, now: float) -> None:
         self._matcher.feed(chunk, now)
+        if chunk.file == self._log_of_srun and not self.left and b"srun: " in chunk.data:
+            self.left = detect.srun_left(chunk.data.decode(errors="replace"))
         if chunk.file == SRUN_LOG:
             text = chunk.data.decode(errors="replace")
             self._take_exits(detect.srun_exits(text, now, torn_down=bool(self._exits), a_task=self._a_task))

@@ -21,6 +21,12 @@ _SRUN_EXIT = re.compile(
     r"(?:Exited with exit code (?P<code>\d{1,3})|(?P<word>Killed|Terminated|Segmentation fault|Bus error|Aborted"
     r"|Illegal instruction|Floating point exception))"
 )
+_SRUN_LEFT = re.compile(
+    r"^srun: (?:error: )?(?:Job step aborted|Aborting, |\w{1,80}: aborting, io error|Cannot communicate with node"
+    r"|Node failure on|Timed out waiting for job step|timeout waiting for task launch"
+    r"|Task launch for .{1,200} failed|task \d{1,7} launch failed).*",
+    re.MULTILINE,
+)
 _SRUN_SIGNALS = {
     "Killed": signal.SIGKILL,
     "Terminated": signal.SIGTERM,
@@ -84,6 +90,16 @@ def srun_exits(text: str, at: float | None, *, torn_down: bool = False, a_task: 
         ends = (rank_exit(rank, match["node"], code, at, told=told) for rank in ranks)
         found.extend(end for end in ends if end)
     return found
+
+
+def srun_left(text: str) -> str:
+    """Return the first line in which srun says that it does not wait for every task any more; empty where none does.
+
+    Its exit code is then worth nothing: it is that of the worst task whose end it was told, and 0 where it was told
+    of none (``global_rc`` in Slurm's src/srun/srun.c, 22.05 and 24.11; seen with 22.05 while the tasks went on).
+    """
+    found = _SRUN_LEFT.search(text)
+    return found[0] if found else ""
 
 
 def more_exits(count: int, at: float | None) -> Evidence:
