@@ -8,7 +8,7 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -120,8 +120,8 @@ async def test_a_log_folder_that_is_gone_is_not_taken_for_silence_of_the_program
 class Running:
     """A program that runs until it is ended."""
 
-    def __init__(self, rc: int | None = None) -> None:
-        self.rc = rc
+    def __init__(self, rc: int | None = None, logs: Path = Path("/")) -> None:
+        self.rc, self.logs = rc, logs
 
     async def stop(self) -> None:
         self.rc = 143
@@ -153,7 +153,7 @@ async def ended(path: Path, clock: list[float]) -> tuple[Launcher, DeadStore]:
     """A launcher whose srun has ended with exit code 0, and which could not read the logs when it saw that."""
     launcher = a_launcher(path)
     launcher.course.begin(LaunchReport(epoch=1, nodes=["n1"], started_at=1.0), None)
-    launcher.runs._program, launcher.runs._clock = Running(rc=0), Awake()  # type: ignore[assignment]
+    launcher.runs._program, launcher.runs._clock = Running(rc=0, logs=path), Awake()  # type: ignore[assignment]
     logs, launcher.runs._reading = reading_of(path, clock)
     await launcher.runs.look()
     assert launcher.course.running
@@ -185,6 +185,44 @@ async def test_exit_code_0_of_an_srun_that_did_not_wait_is_no_end_of_the_program
     assert not launcher.options.run_dir.claimed(COMPLETED)
     assert launcher.course.failure is not None
     assert [e["signature"] for e in launcher.course.failure.evidence if e["source"] == "slurm"] == ["SL-ABORT"]
+
+
+async def test_a_program_that_left_with_0_when_slurm_told_it_to_is_not_done(tmp_path: Path, clock: list[float]) -> None:
+    """As when its job is preempted with a GraceTime: slurmctld tells every step, and no batch script."""
+    told = "step 16\nslurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-30T19:49:09 ***\nsaved, leaving\n"
+    (tmp_path / SRUN_LOG).touch()
+    (tmp_path / "rank-00000.log").write_text(told)
+    launcher, _ = await ended(tmp_path, clock)
+    while launcher.course.running:
+        await launcher.runs.look()
+    assert launcher.course.phase is LauncherPhase.FAILED
+    assert not launcher.options.run_dir.claimed(COMPLETED)
+    assert "CANCELLED AT" in launcher._report().message
+
+
+async def test_logs_that_were_removed_are_not_waited_for_when_the_program_has_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "e1"
+    folder.mkdir()
+    launcher = a_launcher(tmp_path)
+    launcher.course.begin(LaunchReport(epoch=1, nodes=["n1"], started_at=1.0), None)
+    launcher.runs._program, launcher.runs._clock = Running(rc=0, logs=folder), Awake()  # type: ignore[assignment]
+    logs, launcher.runs._reading = reading_of(folder, [0.0], within_s=60.0)
+    logs.alive.set()
+    shutil.rmtree(folder)
+    await launcher.runs.look()
+    assert launcher.course.phase is LauncherPhase.FAILED
+    assert not launcher.options.run_dir.claimed(COMPLETED)
+    assert "its logs were removed" in launcher._report().message
+
+
+async def test_what_ends_an_allocation_does_not_undo_the_end_of_the_program(tmp_path: Path) -> None:
+    launcher = a_launcher(tmp_path)
+    launcher.link = AsyncMock()
+    launcher.course.complete(1.0)
+    launcher.stop_by_signal("SIGTERM")
+    assert await launcher._tick() == 0
+    (report,) = launcher.link.report.call_args.args
+    assert (report.phase, report.exit_code) == ("done", 0)
 
 
 async def test_a_launch_that_comes_to_no_logs_is_not_told_by_those_of_the_one_before(

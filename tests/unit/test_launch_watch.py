@@ -75,6 +75,27 @@ def test_an_srun_that_does_not_wait_for_all_tasks_is_noticed(tmp_path: Path, lin
     assert made.left == line
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-30T19:49:09 ***",
+        "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-30T19:49:09 DUE TO PREEMPTION ***",
+        "slurmstepd: error: *** STEP 7.1 ON n1 FAILED (non-zero exit code or other failure mode) ***",
+    ],
+)
+def test_a_step_that_slurm_told_to_end_is_noticed_in_any_log(tmp_path: Path, line: str) -> None:
+    """Also where the program had not come to the end of its own line."""
+    (tmp_path / "rank-00001.log").write_text(f"step 16 loss{line}\nstep 17\n")
+    assert told(tmp_path, "srun: launching\n").left == line
+
+
+def test_a_word_of_slurmstepd_that_ends_nothing_leaves_exit_code_0_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.log").write_text(
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been killed\n"
+    )
+    assert told(tmp_path, "").left == ""
+
+
 def test_an_srun_that_waits_for_all_tasks_is_believed(tmp_path: Path) -> None:
     (tmp_path / "rank-00000.log").write_text("srun: Job step aborted\n")
     made = told(tmp_path, "srun: error: _server_write write failed: Bad file descriptor\nsrun: launching\n")

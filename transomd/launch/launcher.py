@@ -228,6 +228,10 @@ class Launcher:
 
     async def _stopped(self, why: str, code: int) -> int:
         log.info("stopping: %s", why)
+        if self.course.phase is LauncherPhase.DONE:
+            # It is noted already. As a failure, or a person's scancel, it would be the end of nothing that still ran.
+            await self.link.report(self._report())
+            return int(ExitCode.OK)
         await self.runs.end(grace_s=STOP_GRACE_S)
         self.course.phase, self.course.message = LauncherPhase.STOPPED, why
         await self.link.report(self._report())

@@ -193,14 +193,24 @@ class Runs:
         if program.rc != 0:
             await self.fail("exit", f"srun ended with exit code {program.rc}", detected_at=self._bad_exit_at)
             return
-        # Its log has to say that srun waited for every task, or its exit code 0 proves nothing.
+        # The logs have to tell of no task that srun did not wait for or Slurm ended, or exit code 0 proves nothing.
         if not await reading.finish():
+            if await self._gone(program):
+                await self.fail("exit", "srun ended with exit code 0, which is not believed: its logs were removed")
+                return
             self._course.tell("logs", f"srun ended with exit code 0, which is not believed yet: {reading.trouble}")
             return
         if reading.logs.left:
-            await self.fail("exit", f"srun ended with exit code 0, but not every rank has: {reading.logs.left}")
+            await self.fail("exit", f"exit code 0 is no end of the program here: {reading.logs.left}")
             return
         await self._completed(reading)
+
+    async def _gone(self, program: Program) -> bool:
+        """Whether somebody removed the logs: they come back no more, where a file system that does not answer may."""
+        try:
+            return not await self._disk.ask(program.logs.exists)
+        except OSError:
+            return False
 
     async def _completed(self, reading: Reading) -> None:
         now = time.time()

@@ -47,8 +47,8 @@ def _named(evidence: Evidence, addresses: Mapping[str, str]) -> Evidence:
 class LogWatch:
     """Reads every log of one launch as it grows.
 
-    ``failing`` is the first word of srun that a task ended badly, ``left`` that it did not wait until every task had
-    ended. ``step`` is the furthest that any rank is, seen at
+    ``failing`` is the first word of srun that a task ended badly, ``left`` what says that not every task came to its
+    end by itself: srun did not wait for it, or Slurm told it to end. ``step`` is the furthest that any rank is, seen at
     ``step_at``; ``first_step`` and ``first_step_at`` are the first that was seen (Unix seconds). Standing still is
     measured by ``clock``, by which ``progress`` was begun: a node's time of day may be set forward at any moment.
     """
@@ -101,8 +101,7 @@ class LogWatch:
 
     def _take(self, chunk: Chunk, now: float) -> None:
         self._matcher.feed(chunk, now)
-        if chunk.file == self._log_of_srun and not self.left and b"srun: " in chunk.data:
-            self.left = detect.srun_left(chunk.data.decode(errors="replace"))
+        self.left = self.left or self._left(chunk)
         if chunk.file == SRUN_LOG:
             text = chunk.data.decode(errors="replace")
             self._take_exits(detect.srun_exits(text, now, torn_down=bool(self._exits), a_task=self._a_task))
@@ -113,6 +112,15 @@ class LogWatch:
             self.step, self.step_at = self._progress.step, now
             if self.first_step is None:
                 self.first_step, self.first_step_at = self._progress.first, now
+
+    def _left(self, chunk: Chunk) -> str:
+        """Return a line that says that not every task came to its end by itself; empty where there is none."""
+        found = ""
+        if chunk.file == self._log_of_srun and b"srun: " in chunk.data:
+            found = detect.srun_left(chunk.data.decode(errors="replace"))
+        if not found and b"slurmstepd" in chunk.data:
+            found = detect.step_ended(chunk.data.decode(errors="replace"))
+        return found
 
     def _take_exits(self, found: list[Evidence]) -> None:
         """Keep the first end of each kind of each rank, as many as there is room for; a log may be flooded."""

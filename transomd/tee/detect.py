@@ -27,6 +27,9 @@ _SRUN_LEFT = re.compile(
     r"|Task launch for .{1,200} failed|task \d{1,7} launch failed).*",
     re.MULTILINE,
 )
+_STEP_ENDED = re.compile(
+    r"slurmstepd(?:-[\w.-]{1,80})?: error: \*\*\* STEP \S{1,60} ON \S{1,80} (?:CANCELLED AT|FAILED \().*"
+)
 _SRUN_SIGNALS = {
     "Killed": signal.SIGKILL,
     "Terminated": signal.SIGTERM,
@@ -99,6 +102,16 @@ def srun_left(text: str) -> str:
     of none (``global_rc`` in Slurm's src/srun/srun.c, 22.05 and 24.11; seen with 22.05 while the tasks went on).
     """
     found = _SRUN_LEFT.search(text)
+    return found[0] if found else ""
+
+
+def step_ended(text: str) -> str:
+    """Return the first line in which a slurmstepd says that it was told to end its step; empty where none does.
+
+    A program that leaves with 0 on SIGTERM, as many do that save then, has not come to its end: Slurm sends it to all
+    steps, and to no batch script, when it preempts a job with a ``GraceTime``, and so does ``scancel -s TERM``.
+    """
+    found = _STEP_ENDED.search(text)
     return found[0] if found else ""
 
 
