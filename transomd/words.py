@@ -53,7 +53,7 @@ class FailureClass(Word):
     STORAGE = "storage", "a file system is stale, slow, full or gone"
     HOST_MEMORY = "host-memory", "a process was killed for memory, or RAM is faulty"
     HOST = "host", "a node died, hung, rebooted or lost its slurmd"
-    NCCL_HANG = "nccl-hang", "no progress and no exit: ranks wait for one another"
+    NCCL_HANG = "nccl-hang", "ranks wait for one another, or have given up waiting for one that stands still"
     STRAGGLER = "straggler", "one node is slower than its peers"
     NUMERIC = "numeric", "NaN, infinity or a loss spike"
     USER_CODE = "user-code", "an exception in the program"

@@ -4,8 +4,9 @@ Ranks meet at rank 0 before every step, as in a collective; when a peer is gone 
 rank has a state, which each step mixes with all ranks' states; their sum is the step's "loss", printed exactly (as a
 hexadecimal float) by every rank. Rank 0 writes all states to the checkpoint folder every few steps, and every start
 goes on from there, so that a run with failures prints the very losses of a run without (:func:`losses`).
-``--raise-at N`` raises an exception on every rank at step N. ``--then N`` ends a start that goes on from a checkpoint
-after N steps; the first one goes on until it is hurt, however long that takes.
+``--raise-at N`` raises an exception on every rank at step N; ``--patience S`` has ranks that wait for a peer for so
+long once the first step begins, or lose it, raise one in words of the program's own. ``--then N`` ends a start that
+goes on from a checkpoint after N steps; the first one goes on until it is hurt, however long that takes.
 """
 
 from __future__ import annotations
@@ -79,11 +80,16 @@ class Store:
         os.replace(temporary, self.folder / f"ring-{step:08d}.json")
 
 
+class PeerSilent(Exception):
+    """A peer did not answer."""
+
+
 class Ring:
     """The collective: every rank's state goes to rank 0, and all states come back."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
+        self.patience: float | None = None
         self.address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self.peers = self._accept() if rank == 0 else {0: self._dial()}
 
@@ -116,11 +122,16 @@ class Ring:
             peer.sendall(form.pack(*states))
         return states
 
-    @staticmethod
-    def _hear(peer: socket.socket, size: int) -> bytes:
+    def _hear(self, peer: socket.socket, size: int) -> bytes:
+        peer.settimeout(self.patience)
         data = b""
         while len(data) < size:
-            more = peer.recv(size - len(data))
+            try:
+                more = peer.recv(size - len(data))
+            except TimeoutError:
+                more = b""
+            if not more and self.patience is not None:
+                raise PeerSilent("a peer did not answer in time")
             if not more:
                 time.sleep(10_000)  # a peer is gone: the collective never ends
             data += more
@@ -134,6 +145,7 @@ def main() -> int:
     parser.add_argument("--step-time", type=float, default=0.2)
     parser.add_argument("--raise-at", type=int)
     parser.add_argument("--then", type=int)
+    parser.add_argument("--patience", type=float)
     options = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = Store(Path(os.environ["TRANSOM_CHECKPOINT_DIR"]), int(os.environ["TRANSOM_EPOCH"]))
@@ -150,6 +162,7 @@ def main() -> int:
     state = states[rank]
     steps = options.steps or (STEPS if options.then is None else NEVER)
     last = steps if start == 0 or options.then is None else min(steps, start + options.then)
+    ring.patience = options.patience
     for step in range(start + 1, last + 1):
         time.sleep(options.step_time)
         if step == options.raise_at:

@@ -70,6 +70,19 @@ def test_rank_stopped(site: Site) -> None:
     assert detail["incidents"][0]["class"] == "nccl-hang"
 
 
+def test_rank_stopped_and_its_peers_give_up_in_words_of_their_own(site: Site) -> None:
+    job = site.submit("--then 20 --patience 12", more="watch: {stall_after: 90}\n")
+    site.wait_step(job, 7)
+    site.sandbox.fail("n2", "rank-stop")
+    detail = check_end(site, job, drained=set())
+    incident = detail["incidents"][0]
+    told = [incident[key] for key in ("detected_by", "class", "blame", "ranks", "action")]
+    assert told == ["exit", "nccl-hang", "unknown", [1], "restart"]
+    assert "rank 1 on n2 is stopped" in incident["summary"]
+    assert "a peer did not answer in time" in incident["summary"]
+    assert [x["nodes"] for x in detail["launches"]] == [["n1", "n2", "n3"]] * 2, "in place"
+
+
 def test_two_nodes_at_once(site: Site) -> None:
     job = site.submit("--then 20", spares=2)
     site.wait_step(job, 7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from dataclasses import asdict, dataclass
@@ -11,17 +12,22 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
+_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One process of a launch. ``state`` is the letter of proc(5): R S D T Z; ``wchan`` is where it sleeps."""
+    """One process of a launch. ``state`` is the letter of proc(5): R S D T Z; ``wchan`` is where it sleeps.
+
+    ``switches``: how often the kernel took it from a processor, so that while it stays the same it does not run.
+    """
 
     pid: int
     epoch: int
     rank: int | None
     local_rank: int | None
     state: str
+    switches: int
     wchan: str
     command: str
 
@@ -77,6 +83,7 @@ def _read(pid: int, job_id: int) -> RankProcess | None:
     try:
         raw = (PROC / str(pid) / "environ").read_bytes()
         stat = (PROC / str(pid) / "stat").read_text(errors="replace")
+        status = (PROC / str(pid) / "status").read_bytes()
         command = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return None
@@ -90,6 +97,7 @@ def _read(pid: int, job_id: int) -> RankProcess | None:
         rank=_number(env.get(b"RANK")),
         local_rank=_number(env.get(b"LOCAL_RANK")),
         state=stat.rpartition(")")[2].split()[0],
+        switches=sum(map(int, _SWITCHES.findall(status))),
         wchan=_wchan(pid),
         command=command.replace(b"\0", b" ").decode(errors="replace").strip()[:200],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -24,6 +25,7 @@ from transomd.launch.pairing import Pairing
 from transomd.launch.program import LaunchPlan, Program
 from transomd.launch.reading import Reading, Sighted
 from transomd.launch.rundir import COMPLETED
+from transomd.launch.stuck import Stuck
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
 from transomd.tee import detect
@@ -35,6 +37,8 @@ log = logging.getLogger("transom.launcher")
 EVIDENCE_LIMIT = 200
 RANKS_S = 5.0
 """How long the agents have to say what the ranks of a hung launch are doing."""
+AGAIN_S = 0.5
+"""How long after the first look at the ranks of a hung launch comes the second."""
 PORT_S = 5.0
 """How long an agent has to name a free port."""
 
@@ -68,6 +72,7 @@ class Runs:
         self._pairing: Pairing | None = None
         self.agreement = Agreement(agents, folder, spec.nodes * spec.tasks_per_node)
         self._reading: Reading | None = None
+        self._stuck = Stuck(agents)
         self._disk = Aside(DISK_S)
         self._bad_exit_at: float | None = None
         self._bad_exit_seen = 0.0
@@ -182,6 +187,7 @@ class Runs:
             return
         if logs.failing and self._bad_exit_at is None:
             self._bad_exit_at, self._bad_exit_seen = time.time(), time.monotonic()
+            await self._stuck.look(self._course.newest.epoch, self._course.nodes)
         if self._bad_exit_at is not None and time.monotonic() - self._bad_exit_seen > self._watch.exit_grace_s:
             await self.fail("exit", logs.failing, detected_at=self._bad_exit_at)
             return
@@ -229,14 +235,9 @@ class Runs:
     async def _hang(self, stall: Stall) -> None:
         """Before a hung launch is killed, take down what every rank is doing."""
         launch = self._course.newest
-        answers = await self._agents.hub.ask_all(launch.nodes, "ranks", RANKS_S)
-        states = [
-            detect.ProcessState(rank=p["rank"], node=node, pid=p["pid"], state=p["state"])
-            for node, found in answers.items()
-            if isinstance(found, list)
-            for p in found
-            if p["rank"] is not None and p["epoch"] == launch.epoch
-        ]
+        await self._stuck.look(launch.epoch, launch.nodes, RANKS_S)
+        await asyncio.sleep(AGAIN_S)
+        states = await self._stuck.look(launch.epoch, launch.nodes, RANKS_S)
         evidence = detect.no_progress(stall, time.time(), states)
         where = f" after step {stall.step}" if stall.step is not None else ""
         await self.fail("stall", f"no progress for {stall.seconds:.0f} s{where}", more=evidence)
@@ -251,6 +252,8 @@ class Runs:
         launch, hub = self._course.newest, self._agents.hub
         log.info("epoch %d failed (%s): %s", launch.epoch, by, why)
         evidence = list(more or [])
+        if by == "exit":  # who cannot go on is seen only until all are ended
+            evidence += detect.stuck(await self._stuck.look(launch.epoch, launch.nodes), time.time())
         lost = self._agents.lost(launch.nodes)
         since = {node: time.time() - (hub.silent_for(node) or 0.0) for node in lost}
         evidence += detect.silent(since, self._options.host)

@@ -1,12 +1,12 @@
-"""Which exceptions came of an end, and are none of its causes: what others raise once a rank is gone. Pure."""
+"""Which exceptions came of an end, and are none of its causes: what others raise once one is gone or stuck. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from transomd.tee.case import Case, ranks_of, shape
+from transomd.tee.case import STUCK, Case, ranks_of, shape
 from transomd.tee.types import Evidence
 from transomd.words import Role
 
@@ -24,8 +24,26 @@ _ABORT = re.compile(r"SIGABRT|\(exitcode: -6\)")
 _LOCAL_RANK = re.compile(r"local_rank: (\d{1,6})")
 
 
-def after_the_end(case: Case) -> Case:
-    """Take exceptions that nobody knows for their victims' once another rank had ended badly, or a hang was ended.
+def consequences(case: Case) -> Case:
+    """Take exceptions that nobody knows for their victims' where another rank was stuck, or had ended before."""
+    return _after_the_end(_of_the_stuck(case))
+
+
+def _of_the_stuck(case: Case) -> Case:
+    """Take them so where a rank cannot go on and has raised nothing: the others waited for it in vain.
+
+    Since when it is stuck nobody knows, so that times say nothing here. What every rank has raised, or a rank before it
+    got stuck, may be why; a rank at its teardown is not stuck.
+    """
+    alike = _alike(case)
+    spoke = {rank for group in alike.values() for rank in ranks_of(group)}
+    if spoke.issuperset(ranks_of(case.of(*STUCK))):
+        return case
+    return _victims(case, {key for key, group in alike.items() if not _raised_by(None, group, case)})
+
+
+def _after_the_end(case: Case) -> Case:
+    """Take them so once another rank had ended badly, or a hang was ended.
 
     A program may say in its own words that a peer is gone. srun tells of ends in their order, and nobody ends a rank by
     a signal because of another's exception before that one has ended. But with an abort, or an exit, a rank may itself
@@ -40,7 +58,11 @@ def after_the_end(case: Case) -> Case:
         for key, group in _alike(case).items()
         if all(_came_after(one, end) for one in group) and not _raised_by(ended, group, case)
     }
-    told = (replace(one, role=Role.VICTIM) if _generic(one) and shape(one) in later else one for one in case.evidence)
+    return _victims(case, later)
+
+
+def _victims(case: Case, shapes: Collection[tuple[str, str]]) -> Case:
+    told = (replace(one, role=Role.VICTIM) if _generic(one) and shape(one) in shapes else one for one in case.evidence)
     return replace(case, evidence=tuple(told))
 
 

@@ -20,6 +20,9 @@ TOGETHER_S = 60.0
 LOST = frozenset({"HEARTBEAT-LOST", "SLURM-NODE-DOWN", "SL-NODEFAIL", "SL-NOTRESP"})
 """Signatures that say that a node is gone."""
 
+STUCK = ("PROCESS-STOPPED", "PROCESS-ZOMBIE", "PROCESS-UNINTERRUPTIBLE")
+"""Signatures that say that a process cannot go on, the most telling first."""
+
 _STRENGTH = ("probe", "slurm", "kernel", "heartbeat", "process", "log", "exit", "progress")
 _ADDRESS = re.compile(r"[\d.]+|[0-9a-fA-F:.%]*:[0-9a-fA-F:.%]*")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")

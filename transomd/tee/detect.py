@@ -40,6 +40,7 @@ _SRUN_SIGNALS = {
     "Floating point exception": signal.SIGFPE,
 }
 _MAX_RANKS = 16_384
+_MAX_STUCK = 50
 _PLANNED = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERED_DOWN", "MAINTENANCE"})
 _PROLOG = re.compile(r"(?i)\b(?:prolog|batch job complete|launch failed|duplicate jobid).{0,20}(?:error|fail|hung)")
 
@@ -204,7 +205,13 @@ def no_progress(stall: Stall, at: float, processes: Sequence[ProcessState] = ())
         failure_class=FailureClass.NCCL_HANG,
         at=at,
     )
-    return [*(_process(one, at) for one in processes if one.state in _STATES), stands]
+    return [*stuck(processes, at), stands]
+
+
+def stuck(processes: Sequence[ProcessState], at: float) -> list[Evidence]:
+    """Say which ranks have a process that cannot go on, one piece a rank; where they are many, of some of them."""
+    found = {one.rank: one for one in processes if one.state in _STATES}
+    return [_process(one, at) for one in list(found.values())[:_MAX_STUCK]]
 
 
 def _process(one: ProcessState, at: float) -> Evidence:

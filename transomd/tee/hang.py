@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from transomd.tee import sentences
-from transomd.tee.case import Case, ranks_of
+from transomd.tee.case import STUCK, Case, before, ranks_of, together
 from transomd.tee.types import Evidence, Verdict
 from transomd.words import Action, Blame, Confidence, FailureClass, Role
 
@@ -16,11 +16,21 @@ _WORK = re.compile(r"SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,40})")
 
 
 def stuck_process(case: Case) -> Verdict | None:
-    """A rank whose process is stopped, dead but not buried, or waiting in the kernel."""
-    found = case.of("PROCESS-STOPPED") or case.of("PROCESS-ZOMBIE") or case.of("PROCESS-UNINTERRUPTIBLE")
-    if not found or any(one.source == "log" and one.blame is Blame.PROGRAM for one in case.roots):
+    """A rank whose process is stopped, dead but not buried, or waiting in the kernel, and no rank's error says why."""
+    crashed = [one.rank for one in case.of("EXIT-SIGNAL") if one.role is not Role.VICTIM]  # it was dumping its core
+    stuck = [one for one in case.of(*STUCK) if one.rank not in crashed]
+    signature = min((one.signature for one in stuck), key=STUCK.index, default="")
+    found = [one for one in stuck if one.signature == signature]
+    if not found or any(one.source == "log" and _says_why(one, found) for one in case.roots):
         return None
-    return _hang(sentences.stuck(found), found, Confidence.MEDIUM)
+    said = [one for one in case.victims if one.source == "log" and before(one, found[0], 0)]
+    return _hang(sentences.stuck(found, said), [*found, *said], Confidence.MEDIUM, ranks_of(found))
+
+
+def _says_why(one: Evidence, stuck: Sequence[Evidence]) -> bool:
+    """A node's fault counts where it is the stuck rank's or came with it: a process may hang in its GPU's driver."""
+    near = any(one.node == other.node or together(one, other) for other in stuck)
+    return one.blame is Blame.PROGRAM or (one.blame is Blame.NODE and near)
 
 
 def missing_rank(case: Case) -> Verdict | None:

@@ -203,11 +203,12 @@ _STUCK = {
 }
 
 
-def stuck(found: Sequence[Evidence]) -> str:
-    """Ranks whose processes cannot go on."""
+def stuck(found: Sequence[Evidence], said: Sequence[Evidence]) -> str:
+    """Ranks whose processes cannot go on; ``said`` is what others raised who waited for them."""
     first = found[0]
     who = _where(first) if len(found) == 1 else _ranks(ranks_of(found))
-    return f"The job stands still: {who} {_STUCK[first.signature]}, and the others wait. {_then(Action.RESTART)}"
+    others = f"the others gave up waiting ({_who(said[0])}: {first_line(said[0], 120)})" if said else "the others wait"
+    return f"The job stands still: {who} {_STUCK[first.signature]}, and {others}. {_then(Action.RESTART)}"
 
 
 def hang(behind: Sequence[int], why: str, stalls: Sequence[Evidence], timeouts: Sequence[Evidence]) -> str:

@@ -7,7 +7,7 @@ The rules, first that speaks wins (:data:`RULES`):
 * the same exception on many ranks of several nodes: the program, and no node;
 * a node that Slurm or the probe says is bad: that node, and it may be drained;
 * the kernel, Slurm's words or a lost heartbeat: that node, for this job only, unless a rank's own error came first;
-* a rank found stopped or stuck by its process state;
+* a rank found stopped or stuck by its process state, unless a rank's error tells of the program or its node;
 * the earliest line of a rank that is not a victim's;
 * a rank killed by nobody known;
 * victims: the peer that most of them name, or else the rank that is missing among those that complain;
@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from transomd.tee import hang, rules, sentences
-from transomd.tee.aftermath import after_the_end
+from transomd.tee.aftermath import consequences
 from transomd.tee.case import Case, nodes_of, prepare
 from transomd.tee.types import Evidence, Verdict
 from transomd.words import Action, Blame, Confidence, FailureClass
@@ -77,7 +77,7 @@ def fuse(
     ``previous`` are the verdicts on earlier failures of the same job, oldest first. ``addresses`` maps the addresses
     by which logs may name nodes to the nodes. ``has_run`` says that the program has worked before it failed.
     """
-    case = after_the_end(prepare(evidence, nodes, ranks_by_node, previous, addresses, has_run))
+    case = consequences(prepare(evidence, nodes, ranks_by_node, previous, addresses, has_run))
     verdict = next(found for rule in RULES if (found := rule(case)) is not None)
     verdict = _sound(_seen_again(verdict, case))
     rest = [one for one in case.evidence if one not in verdict.evidence]
