@@ -7,12 +7,14 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transom_slurm.nodesets import fold
 
+from transomd.launch import sruns
 from transomd.launch.aside import Aside
 from transomd.launch.rundir import RunDir
 from transomd.spec import JobSpec
@@ -27,8 +29,8 @@ exec {command}
 """
 SRUN_WRAPPER = """\
 #!/bin/sh
-# Steps of a job's own script stay on the nodes of this launch and beside the agents.
-exec {srun} --overlap {exclude}"$@"
+# Steps of a job's own script stay on the nodes of this launch and beside the agents, and it is noted how they end.
+exec {noting} {srun} --overlap {exclude}"$@"
 """
 SRUN_LOG = "srun.log"
 SCRIPT_LOG = "rank-00000.log"
@@ -133,14 +135,17 @@ def hosts(plan: LaunchPlan) -> str:
 
 
 def task_script(spec: JobSpec) -> str:
-    """Return the script that becomes one task: the job's setup lines, then its command."""
-    command = f"bash -c {shlex.quote(spec.command)}"
+    """Return the script that becomes one task: the job's setup lines, then its command.
+
+    With ``pipefail``: the exit code of ``train | tee log`` would else be that of ``tee``, and a crash the end.
+    """
+    command = f"bash -o pipefail -c {shlex.quote(spec.command)}"
     if spec.launcher == "torchrun":
         rendezvous = (
             f'--nnodes="$NNODES" --node-rank="$NODE_RANK" --nproc-per-node={spec.tasks_per_node}'
             ' --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0'
         )
-        command = f"bash -c {shlex.quote(f'exec torchrun {rendezvous} {spec.command}')}"
+        command = f"bash -o pipefail -c {shlex.quote(f'exec torchrun {rendezvous} {spec.command}')}"
     return TASK_SCRIPT.format(
         a_node=tasks_a_node(spec), workdir=shlex.quote(spec.workdir), setup="\n".join(spec.setup), command=command
     )
@@ -207,7 +212,8 @@ class Program:
         tools.mkdir(exist_ok=True)
         srun = shutil.which("srun", path=env.get("PATH")) or "/usr/bin/srun"
         exclude = shlex.quote(f"--exclude={fold(self.plan.left_out)}") + " " if self.plan.left_out else ""
-        _executable(tools / "srun", SRUN_WRAPPER.format(srun=shlex.quote(srun), exclude=exclude))
+        noting = shlex.join([sys.executable, "-I", "-S", sruns.__file__, str(self.logs / sruns.SRUNS_LOG)])
+        _executable(tools / "srun", SRUN_WRAPPER.format(noting=noting, srun=shlex.quote(srun), exclude=exclude))
         env.update(script_env(self.plan), PATH=f"{tools}:{env.get('PATH', os.defpath)}")
         return ["/bin/bash", "-c", 'cd "$1" && exec "$2"', "bash", self.plan.spec.workdir, str(self._script_file)]
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from transomd.launch.outlived import Outlived
 from transomd.launch.program import SRUN_LOG, log_of_srun, tasks_a_node
+from transomd.launch.sruns import SRUNS_LOG, Sruns
 from transomd.spec import JobSpec
 from transomd.tee import detect
 from transomd.tee.matcher import Matcher
@@ -29,7 +30,7 @@ def _owners(spec: JobSpec, nodes: tuple[str, ...]) -> Callable[[str], Owner | No
 
     def owner(name: str) -> Owner | None:
         task = rank_of_name(name)
-        if name == SRUN_LOG:
+        if name in (SRUN_LOG, SRUNS_LOG):
             return Owner()
         if task is None or not shared or ranks == 1:
             return task
@@ -48,9 +49,10 @@ class LogWatch:
     """Reads every log of one launch as it grows.
 
     ``failing`` is the first word of srun that a task ended badly, ``left`` what says that not every task came to its
-    end by itself: srun did not wait for it, or Slurm told it to end. ``step`` is the furthest that any rank is, seen at
-    ``step_at``; ``first_step`` and ``first_step_at`` are the first that was seen (Unix seconds). Standing still is
-    measured by ``clock``, by which ``progress`` was begun: a node's time of day may be set forward at any moment.
+    end by itself: srun did not wait for it, Slurm told it to end, or an srun of a job's script failed. ``step`` is the
+    furthest that any rank is, seen at ``step_at``; ``first_step`` and ``first_step_at`` are the first that was seen
+    (Unix seconds). Standing still is measured by ``clock``, by which ``progress`` was begun: a node's time of day may
+    be set forward at any moment.
     """
 
     def __init__(
@@ -72,7 +74,8 @@ class LogWatch:
         self._more_exits = 0
         self._outlived = Outlived()
         self._log_of_srun = log_of_srun(spec)
-        self.failing = self.left = ""
+        self._sruns = Sruns()
+        self._said_left = self.failing = ""
         self.step: int | None = None
         self.step_at: float | None = None
         self.first_step: int | None = None
@@ -82,6 +85,11 @@ class LogWatch:
     def blind(self) -> str:
         """Why nothing at all could be read at the last poll; empty where anything could."""
         return self._tailer.blind
+
+    @property
+    def left(self) -> str:
+        """What says so; nothing that a job's script may have brought about by ending an srun of its own."""
+        return self._sruns.failed or ("" if self._sruns.told else self._said_left)
 
     def poll(self, now: float, final: bool = False) -> None:
         """Read what is new; with ``final`` all of it, also what has no end of line."""
@@ -100,8 +108,11 @@ class LogWatch:
         self._outlived.note(self._matcher.evidence(), now)
 
     def _take(self, chunk: Chunk, now: float) -> None:
+        if chunk.file == SRUNS_LOG:
+            self._sruns.feed(chunk.data.decode(errors="replace"))
+            return
         self._matcher.feed(chunk, now)
-        self.left = self.left or self._left(chunk)
+        self._said_left = self._said_left or self._left(chunk)
         if chunk.file == SRUN_LOG:
             text = chunk.data.decode(errors="replace")
             self._take_exits(detect.srun_exits(text, now, torn_down=bool(self._exits), a_task=self._a_task))
