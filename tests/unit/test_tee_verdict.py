@@ -372,7 +372,18 @@ def test_all_ranks_with_the_same_code_and_no_complaints_are_the_program() -> Non
 
 
 def test_all_ranks_with_the_same_code_after_a_peer_went_are_not() -> None:
-    assert judge([*exits(1, *range(8)), *log(PEER, 0)]).blame is Blame.UNKNOWN
+    verdict = judge([*exits(1, *range(8)), *log(PEER, 0)])
+    assert verdict.blame is Blame.UNKNOWN
+    assert "no log says why. The first to complain was rank 0 on n1: RuntimeError: [/x/gloo" in verdict.summary
+
+
+def test_of_a_job_that_fails_at_its_start_by_consequences_alone_the_first_words_are_told() -> None:
+    refused = "ConnectionRefusedError: [Errno 111] Connection refused"
+    said = [one for rank in range(8) for one in raised(refused, rank, T + rank)]
+    verdict = judge([*exits(1, *range(8), at=T + 9), *said])
+    assert short(verdict) == ("unknown", "unknown", "restart", (), ())
+    assert f"The first to complain was rank 0 on n1: {refused}. The job can start again" in verdict.summary
+    assert verdict.evidence[0].source == "exit", "by which the next failure is compared"
 
 
 def test_a_stopped_rank_is_named_and_nobody_blamed() -> None:

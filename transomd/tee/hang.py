@@ -24,7 +24,8 @@ def stuck_process(case: Case) -> Verdict | None:
     if not found or any(one.source == "log" and _says_why(one, found) for one in case.roots):
         return None
     said = [one for one in case.victims if one.source == "log" and before(one, found[0], 0)]
-    return _hang(sentences.stuck(found, said), [*found, *said], Confidence.MEDIUM, ranks_of(found))
+    summary = sentences.stuck(found, said)
+    return Verdict.unknown(summary, [*found, *said], ranks_of(found), FailureClass.NCCL_HANG, Confidence.MEDIUM)
 
 
 def _says_why(one: Evidence, stuck: Sequence[Evidence]) -> bool:
@@ -52,7 +53,8 @@ def missing_rank(case: Case) -> Verdict | None:
         )
     first = (timeouts or stalls)[0]
     decisive = [_suspect(rank, case, first, "is behind the others") for rank in behind]
-    return _hang(sentences.hang(behind, why, stalls, timeouts), decisive + stalls + timeouts, Confidence.LOW, behind)
+    summary = sentences.hang(behind, why, stalls, timeouts)
+    return Verdict.unknown(summary, decisive + stalls + timeouts, behind, FailureClass.NCCL_HANG)
 
 
 def _suspect(rank: int, case: Case, first: Evidence, what: str) -> Evidence:
@@ -101,26 +103,4 @@ def first_gone(case: Case) -> Verdict | None:
     if not silent:
         return None
     found = [_suspect(rank, case, case.victims[0], "printed no error while the others lost a peer") for rank in silent]
-    return Verdict(
-        failure_class=FailureClass.UNKNOWN,
-        blame=Blame.UNKNOWN,
-        action=Action.RESTART,
-        confidence=Confidence.LOW,
-        summary=sentences.first_gone(silent),
-        ranks=silent,
-        evidence=tuple(found),
-    )
-
-
-def _hang(
-    summary: str, evidence: Sequence[Evidence], confidence: Confidence, ranks: tuple[int, ...] | None = None
-) -> Verdict:
-    return Verdict(
-        failure_class=FailureClass.NCCL_HANG,
-        blame=Blame.UNKNOWN,
-        action=Action.RESTART,
-        confidence=confidence,
-        summary=summary,
-        ranks=ranks_of(evidence) if ranks is None else ranks,
-        evidence=tuple(evidence),
-    )
+    return Verdict.unknown(sentences.first_gone(silent), found, silent)

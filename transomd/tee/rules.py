@@ -225,15 +225,7 @@ def killed(case: Case) -> Verdict | None:
     exits = [one for one in own if one.signature == own[0].signature]
     first = exits[0]
     group = [one for one in exits if one.at == first.at] if first.at is not None else [first]
-    return Verdict(
-        failure_class=FailureClass.UNKNOWN,
-        blame=Blame.UNKNOWN,
-        action=Action.RESTART,
-        confidence=Confidence.LOW,
-        summary=sentences.killed(group),
-        ranks=ranks_of(group),
-        evidence=tuple(group),
-    )
+    return Verdict.unknown(sentences.killed(group), group, ranks_of(group))
 
 
 def _one_task_killed(one: Evidence) -> bool:
@@ -296,24 +288,11 @@ def first_exit(case: Case) -> Verdict | None:
         return None
     first = exits[0]
     group = [one for one in exits if one.at == first.at and one.signature == first.signature and first.at is not None]
-    return Verdict(
-        failure_class=FailureClass.UNKNOWN,
-        blame=Blame.UNKNOWN,
-        action=Action.RESTART,
-        confidence=Confidence.LOW,
-        summary=sentences.no_reason(first),
-        ranks=ranks_of(group or [first]),
-        evidence=tuple(group or [first]),
-    )
+    said = [one for one in case.victims if one.source == "log" and together(first, one)]
+    group = group or [first]
+    return Verdict.unknown(sentences.no_reason(first, said), [*group, *said], ranks_of(group))
 
 
 def nothing(case: Case) -> Verdict:
     """No evidence, or none that decides: unknown, never a guess."""
-    return Verdict(
-        failure_class=FailureClass.UNKNOWN,
-        blame=Blame.UNKNOWN,
-        action=Action.RESTART,
-        confidence=Confidence.LOW,
-        summary=sentences.nothing(case.victims, case.of("SL-SRUN")),
-        evidence=(),
-    )
+    return Verdict.unknown(sentences.nothing(case.victims, case.of("SL-SRUN")))

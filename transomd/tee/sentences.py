@@ -177,9 +177,10 @@ def killed(group: Sequence[Evidence]) -> str:
     )
 
 
-def no_reason(first: Evidence) -> str:
-    """A rank that left without a word."""
-    return f"{_sentence(first_line(first))}{clock(first.at)}; no log says why. {_then(Action.RESTART)}"
+def no_reason(first: Evidence, said: Sequence[Evidence]) -> str:
+    """A rank that left without a word; ``said`` are the words of those that suffered from something."""
+    heard = f"The first to complain was {_who(said[0])}: {first_line(said[0])}." if said else ""
+    return _join(f"{_sentence(first_line(first))}{clock(first.at)}; no log says why.", heard, _then(Action.RESTART))
 
 
 def same_exit(exits: Sequence[Evidence]) -> str:

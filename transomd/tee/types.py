@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -79,6 +80,26 @@ class Verdict:
     ranks: tuple[int, ...] = ()
     drainable: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = field(default=())
+
+    @classmethod
+    def unknown(
+        cls,
+        summary: str,
+        evidence: Sequence[Evidence] = (),
+        ranks: tuple[int, ...] = (),
+        failure_class: FailureClass = FailureClass.UNKNOWN,
+        confidence: Confidence = Confidence.LOW,
+    ) -> Verdict:
+        """Blame nobody and start again in place: what is behind the failure is not known."""
+        return cls(
+            failure_class=failure_class,
+            blame=Blame.UNKNOWN,
+            action=Action.RESTART,
+            confidence=confidence,
+            summary=summary,
+            ranks=ranks,
+            evidence=tuple(evidence),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that :func:`transomd.tee.wire.read_verdict` reads."""
