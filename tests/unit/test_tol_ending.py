@@ -54,6 +54,14 @@ async def test_an_allocation_that_its_batch_script_does_not_end_is_given_back(
     await world.until(lambda: world.slurm.all_jobs()[job].ended, "it is given back", 60)
 
 
+async def test_what_a_job_that_is_done_has_not_in_storage_is_said_of_it(world: SimWorld) -> None:
+    await world.submit()
+    await world.until(lambda: world.state() is JobState.RUNNING)
+    world.launchers[0].message = "step 60, which rank 0 on n1 saved last, is not in storage: no space"
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert world.job().reason.endswith("; step 60, which rank 0 on n1 saved last, is not in storage: no space")
+
+
 async def test_nothing_is_cancelled_of_a_job_that_ended_by_itself(world: SimWorld) -> None:
     await world.submit()
     assert await world.end() is JobState.COMPLETED, world.story()

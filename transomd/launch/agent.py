@@ -132,29 +132,34 @@ class Agent:
             return await asyncio.to_thread(self._keeping.status)
         if what == "keeper":
             return await self._keeper()
+        if what == "unstored":
+            there, status = await self._asked_keeper()
+            return {"there": there, **status}
         if what == "peers":
             return self._keeping.meet({key: request[key] for key in ("epoch", "me", "partner", "keepers")})
         if what == "keep":
             return await asyncio.to_thread(self._keeping.keep, request["steps"], request["aim"])
         if what == "flush":
-            return await self._keeping.end()
+            return await self._keeping.end(float(request["within_s"]))
         if what == "probe":
             return await _probe(dict(request.get("options", {})))
         raise ValueError(f"unknown request {what!r}")
 
     async def _keeper(self) -> dict[str, Any]:
         """Where the keeper listens, also when it is only about to, and whether it is ``there``, slow as it may be."""
-        status: dict[str, Any] = {}
-        there = True
-        try:
-            status = await asyncio.to_thread(self._keeping.status)
-        except (ConnectionRefusedError, FileNotFoundError):
-            there = False
-        except (OSError, ValueError):
-            pass
+        there, status = await self._asked_keeper()
         ranks = {int(each["rank"]) for each in [*status.get("ranks", ()), *status.get("copies", ())]}
         port = int(status.get("port", self._keeping.port))
         return {"port": port, "ranks": sorted(ranks), "domain": failure_domain(), "there": there}
+
+    async def _asked_keeper(self) -> tuple[bool, dict[str, Any]]:
+        """Whether a keeper is there, and what it says; one that is slow says nothing."""
+        try:
+            return True, await asyncio.to_thread(self._keeping.status)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False, {}
+        except (OSError, ValueError):
+            return True, {}
 
     @staticmethod
     def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

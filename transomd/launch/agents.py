@@ -28,8 +28,8 @@ AGENTS_AGAIN_S = 5.0
 """How soon agents are started again after an srun for them that came to nothing."""
 TAKEOVER_S = 4.0
 """How long a new launcher waits for the agents that outlived the old one before it starts new ones."""
-FLUSH_S = 27.0
-"""How long the agents have to bring to storage what is in memory only; a little more than they take at most."""
+ANSWER_S = 2.0
+"""How long an agent may take to answer, beyond the time that it was given to do what it was asked."""
 LEAVE_S = 10.0
 """How long the srun of the agents has from SIGTERM to SIGKILL."""
 
@@ -133,9 +133,15 @@ class Agents:
         stuck = [n for n, left in answers.items() if isinstance(left, Exception) or left]
         return sorted({*stuck, *(set(nodes) - set(alive))})
 
-    async def flush(self) -> None:
-        """Have what is in memory only brought to storage: Slurm ends an agent's step without a warning."""
-        await self.hub.ask_all(self.alive(), "flush", FLUSH_S)
+    async def flush(self, within_s: float) -> None:
+        """Have what is in memory only brought to storage, and the keepers end: Slurm ends an agent's step any time.
+
+        Agents that Slurm asks to end give it less time.
+        """
+        answers = await self.hub.ask_all(self.alive(), "flush", within_s + ANSWER_S, within_s=within_s)
+        late = [node for node, done in answers.items() if done is not True]
+        if late:
+            log.warning("not everything that %s had in memory is known to be in storage", fold(late))
 
     async def abandon(self) -> None:
         """Leave the agents to another launcher: they outlive an srun that is killed, as after a power loss.

@@ -64,7 +64,7 @@ class Keeping:
             pause = AGAIN_S if lived > LONGEST_AGAIN_S else min(2 * pause, LONGEST_AGAIN_S)
             await asyncio.sleep(pause)
 
-    async def end(self) -> bool:
+    async def end(self, within_s: float = END_S) -> bool:
         """Let it bring everything to storage, and end; whether it did in time. No other one is started."""
         for task in (self._task, self._telling):
             if task is not None:
@@ -75,9 +75,9 @@ class Keeping:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), END_S)
+            await asyncio.wait_for(process.wait(), within_s)
         except asyncio.TimeoutError:
-            log.warning("the keeper of checkpoints was not done after %.0f s", END_S)
+            log.warning("the keeper of checkpoints was not done after %.0f s", within_s)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             return False

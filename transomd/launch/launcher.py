@@ -26,6 +26,7 @@ from transomd.launch.course import Course
 from transomd.launch.daemon_link import DaemonLink
 from transomd.launch.deputy import Deputy
 from transomd.launch.folder import CheckpointFolder
+from transomd.launch.keeping import END_S
 from transomd.launch.options import Options, Watch, command_line, options
 from transomd.launch.rundir import COMPLETED
 from transomd.launch.runs import Runs
@@ -40,6 +41,8 @@ LAST_WORD_S = 60.0
 """How long the last report is tried before the launcher leaves."""
 STOP_GRACE_S = 20.0
 """How long the program has from SIGTERM to SIGKILL when its allocation ends; Slurm's KillWait is 30 s by default."""
+LAST_FLUSH_S = 600.0
+"""How long keepers may take where it is Slurm that ends the allocation: until then, and no longer than they try."""
 ASK_AGAIN_S = 1.0
 """How soon a report that was not answered is sent again where the next move is the daemon's."""
 
@@ -113,13 +116,13 @@ class Launcher:
     async def _leave(self) -> None:
         await self.runs.end()
         if not self._aside:
-            await self.agents.flush()
+            await self.agents.flush(LAST_FLUSH_S if self._stop_by_signal else END_S)
         await self.agents.end()
 
     # --- one tick -----------------------------------------------------------------------------------------------
 
     async def _tick(self) -> int | None:
-        if self._stop_by_signal:
+        if self._stop_by_signal and not self.runs.storing:
             return await self._stopped(f"signal {self._stop_by_signal}", 128 + signal.SIGTERM)
         if self.course.running or self.course.phase in (LauncherPhase.GATE, LauncherPhase.FAILED):
             await self.agents.again(self.deputy.barred)

@@ -25,6 +25,7 @@ from transomd.launch.pairing import Pairing
 from transomd.launch.program import LaunchPlan, Program
 from transomd.launch.reading import Reading, Sighted
 from transomd.launch.rundir import COMPLETED
+from transomd.launch.storing import LostError, Storing
 from transomd.launch.stuck import Stuck
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
@@ -72,6 +73,7 @@ class Runs:
         self._pairing: Pairing | None = None
         self.agreement = Agreement(agents, folder, spec.nodes * spec.tasks_per_node)
         self._reading: Reading | None = None
+        self._storing: Storing | None = None
         self._stuck = Stuck(agents)
         self._disk = Aside(DISK_S)
         self._bad_exit_at: float | None = None
@@ -100,8 +102,9 @@ class Runs:
         )
         self._course.begin(began, order.past_step)
         # What the launch before has left is nothing of this one's, should it fail before it has logs.
-        self._bad_exit_at = self._reading = None
+        self._bad_exit_at = self._reading = self._storing = None
         self._course.tell("logs", "")
+        self._course.tell("storing", "")
         if len(order.nodes) != self._spec.nodes:
             await self.fail("start", f"{fold(wanted)} are not {self._spec.nodes} nodes of this launcher's")
             return True
@@ -167,6 +170,11 @@ class Runs:
             first_s=self._watch.first_step_after_s,
         )
 
+    @property
+    def storing(self) -> bool:
+        """Whether the program has ended well, and storage gets what it saved last: no signal keeps it from that."""
+        return self._course.running and self._storing is not None
+
     # --- watch ------------------------------------------------------------------------------------------------------
 
     async def look(self) -> None:
@@ -199,17 +207,31 @@ class Runs:
         if program.rc != 0:
             await self.fail("exit", f"srun ended with exit code {program.rc}", detected_at=self._bad_exit_at)
             return
-        # The logs have to tell of no task that srun did not wait for or Slurm ended, or exit code 0 proves nothing.
+        if self._storing is None and not await self._is_believed(program, reading):
+            return
+        self._storing = self._storing or Storing(self._agents, self._course.nodes, self._clock)
+        try:
+            stored = await self._storing.look()
+        except LostError as error:
+            await self.fail("heartbeat", str(error))
+            return
+        self._course.tell("storing", self._storing.told)
+        if stored:
+            await self._completed(reading)
+
+    async def _is_believed(self, program: Program, reading: Reading) -> bool:
+        """Whether the logs tell of no task that srun did not wait for or Slurm ended, or exit code 0 proves nothing."""
         if not await reading.finish():
             if await self._gone(program):
                 await self.fail("exit", "srun ended with exit code 0, which is not believed: its logs were removed")
-                return
+                return False
             self._course.tell("logs", f"srun ended with exit code 0, which is not believed yet: {reading.trouble}")
-            return
+            return False
+        self._course.tell("logs", "")
         if reading.logs.left:
             await self.fail("exit", f"exit code 0 is no end of the program here: {reading.logs.left}")
-            return
-        await self._completed(reading)
+            return False
+        return True
 
     async def _gone(self, program: Program) -> bool:
         """Whether somebody removed the logs: they come back no more, where a file system that does not answer may."""
@@ -228,7 +250,6 @@ class Runs:
         except OSError as error:
             log.warning("that the program has ended cannot be noted in the run folder: %s", error)
         self._course.note_steps(reading.logs)
-        self._course.tell("logs", "")
         self._course.complete(now)
         log.info("the program ended with exit code 0")
 

@@ -75,3 +75,27 @@ def trouble(told: Mapping[str, Iterable[Json]]) -> str:
     text, node, rank = min(found, key=lambda one: one[2])
     more = f" (and {len(found) - 1} more ranks)" if len(found) > 1 else ""
     return f"rank {rank} on {node}: {text}{more}"
+
+
+def unstored(told: Mapping[str, Iterable[Json]]) -> str:
+    """Return what ranks saved last and storage has not got, as one sentence; '' if it has all. Keys are nodes."""
+    found = [(one["rank"], node, one) for node, ranks in told.items() for one in ranks if _lacks(one["stages"])]
+    newest = max((one["stages"]["memory"]["epoch"] for _, _, one in found), default=0)
+    found = [each for each in found if each[2]["stages"]["memory"]["epoch"] == newest]
+    if not found:
+        return ""
+    rank, node, one = min(found, key=lambda each: each[:2])
+    why = f": {one['problem']}" if one["problem"] else ""
+    more = f" (and {len(found) - 1} more ranks)" if len(found) > 1 else ""
+    return (
+        f"step {one['stages']['memory']['step']}, which rank {rank} on {node} saved last, is not in storage{why}{more}"
+    )
+
+
+def _lacks(stages: Mapping[str, Json]) -> bool:
+    memory, storage = (_at(stages.get(stage.value)) for stage in (Stage.MEMORY, Stage.STORAGE))
+    return storage < memory
+
+
+def _at(reached: Json | None) -> Step:
+    return (reached["epoch"], reached["step"]) if reached else (-1, -1)

@@ -11,7 +11,7 @@ from transomd.settings import Settings
 from transomd.tol import facts, incidents
 from transomd.tol.prologs import prolog_failed
 from transomd.tol.view import Absence, Decision, JobView, Want, World, stay
-from transomd.words import IntentKind, IntentState, JobState
+from transomd.words import IntentKind, IntentState, JobState, LauncherPhase
 
 PROLOG_SETTLE_S = 4.0
 """How long after a job's end a node may still be drained for its prolog, and one more, as Slurm tells whole seconds."""
@@ -26,18 +26,21 @@ def completed(view: JobView, now: float) -> Decision:
     incident = incidents.known(view, now)
     closed = replace(incident, closed_at=now) if incident else None
     step = view.job.data.get("step")
+    report = facts.fitting_report(view)
+    done = report is not None and report.phase == LauncherPhase.DONE
+    besides = f"; {report.message}" if report is not None and done and report.message else ""
     # The end of a launcher that took over ends no Slurm job: its allocation would stay until the time limit.
     leave_s = LEAVE_S if view.attempt.generation > 1 else LEAVE_BATCH_S
     left = (cancel_intent(view, now, not_before=now + leave_s),) if view.attempt.slurm_job_id else ()
     return Decision(
         state=JobState.COMPLETED,
-        reason=f"the program ended with exit code 0{f' at step {step}' if step is not None else ''}",
+        reason=f"the program ended with exit code 0{f' at step {step}' if step is not None else ''}{besides}",
         job={"finished_at": now},
         attempts=(replace(view.attempt, ended_at=now, end_reason="completed"),),
         launches=facts.closed_launches(view, view.job.epoch, now, "completed"),
         incident=closed,
         intents=left,
-        events=(facts.event(view, now, "completed", "the program ended with exit code 0"),),
+        events=(facts.event(view, now, "completed", f"the program ended with exit code 0{besides}"),),
     )
 
 

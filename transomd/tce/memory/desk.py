@@ -125,7 +125,9 @@ class Desk:
     def status(self) -> Message:
         """For people and for the launcher."""
         ranks = [tenant.status() for tenant in self._tenants.values()]
-        return {"pid": os.getpid(), **self._landlord.status(), "ranks": ranks, **self.office.status()}
+        unstored = sorted(tenant.rank for tenant in self._tenants.values() if not self._done(tenant))
+        told = {"pid": os.getpid(), "ranks": ranks, "unstored": unstored}
+        return {**told, **self._landlord.status(), **self.office.status()}
 
     def _status(self, line: Line, guest: Guest, message: Message) -> None:
         line.queue({"id": message.get("id"), **self.status()})
