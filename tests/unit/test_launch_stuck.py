@@ -56,9 +56,10 @@ def start() -> Iterator[Start]:
     """Start a program as a rank of this test's own job."""
     made: list[subprocess.Popen[bytes]] = []
 
-    def begin(*argv: str, rank: int | None = 0, epoch: int = EPOCH) -> subprocess.Popen[bytes]:
-        names = {"TRANSOM_JOB_ID": str(os.getpid()), "TRANSOM_EPOCH": str(epoch)}
-        env = {**os.environ, **names, **({} if rank is None else {"RANK": str(rank)})}
+    def begin(*argv: str, rank: int | None = 0, epoch: int = EPOCH, **more: str) -> subprocess.Popen[bytes]:
+        names = {"TRANSOM_JOB_ID": str(os.getpid()), "TRANSOM_EPOCH": str(epoch), **more}
+        outer = {name: value for name, value in os.environ.items() if name not in ("RANK", "SLURM_PROCID")}
+        env = {**outer, **names, **({} if rank is None else {"RANK": str(rank)})}
         made.append(subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True))
         return made[-1]
 
@@ -137,6 +138,15 @@ async def test_a_silent_agent_says_nothing_and_one_that_is_lost_is_not_asked(sta
     node.silent = set()
     assert await look.look(EPOCH, ["n1"]) == [], "the first word of that agent"
     assert len(await look.look(EPOCH, ["n1"])) == 1
+
+
+async def test_a_rank_that_a_script_starts_by_srun_alone_has_the_number_of_its_task(start: Start, node: Node) -> None:
+    made = [start("sleep", "600", rank=None, SLURM_PROCID="7"), start("sleep", "600", rank=2, SLURM_PROCID="1")]
+    assert until(lambda: all(processes.name(one.pid) == "sleep" for one in made), 30)
+    processes.stop([one.pid for one in made], 30)
+    look = looker(node)
+    await look.look(EPOCH, ["n1"])
+    assert sorted(one.rank for one in await look.look(EPOCH, ["n1"])) == [2, 7]
 
 
 async def test_what_is_left_of_an_earlier_launch_or_is_no_rank_is_not_told(start: Start, node: Node) -> None:

@@ -50,6 +50,19 @@ def test_a_rank_that_is_stuck_again_on_its_node_leaves_it_out() -> None:
     assert short(again) == ("nccl-hang", "node", "exclude", ("n2",), ())
 
 
+def test_a_person_with_a_debugger_costs_the_job_no_node() -> None:
+    evidence = [*stuck("t", 3), *all_raise(OWN_WORDS, *PEERS)]
+    again = judge(evidence, [judge(evidence)])
+    assert (short(again), again.ranks) == (HANG, (3,))
+    assert "rank 3 on n2 is held by a debugger, and the others gave up" in again.summary
+
+
+def test_what_a_rank_says_of_its_storage_tells_more_than_that_others_wait_for_it() -> None:
+    said = raised("OSError: [Errno 5] Input/output error: '/data/shard-7'", 0)
+    assert judge([*stuck("D", 3), *said]).failure_class == "storage"
+    assert short(judge([*stuck("T", 3), *said])) == HANG
+
+
 def test_what_all_ranks_raise_is_the_programs_also_where_one_is_stuck_after_it() -> None:
     for state in ("T", "D"):
         assert short(judge([*stuck(state, 3), *all_raise(OWN_WORDS, *range(8))])) == STOP

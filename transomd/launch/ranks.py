@@ -19,6 +19,7 @@ _SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILI
 class RankProcess:
     """One process of a launch. ``state`` is the letter of proc(5): R S D T Z; ``wchan`` is where it sleeps.
 
+    ``rank`` is that of the task where a job's own script starts it by srun and gives it none.
     ``switches``: how often the kernel took it from a processor, so that while it stays the same it does not run.
     """
 
@@ -94,7 +95,7 @@ def _read(pid: int, job_id: int) -> RankProcess | None:
     return RankProcess(
         pid=pid,
         epoch=int(epoch),
-        rank=_number(env.get(b"RANK")),
+        rank=_number(env.get(b"RANK", env.get(b"SLURM_PROCID"))),
         local_rank=_number(env.get(b"LOCAL_RANK")),
         state=stat.rpartition(")")[2].split()[0],
         switches=sum(map(int, _SWITCHES.findall(status))),

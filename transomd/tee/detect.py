@@ -188,7 +188,7 @@ class ProcessState:
 
 _STATES = {
     "T": ("PROCESS-STOPPED", "is stopped"),
-    "t": ("PROCESS-STOPPED", "is held by a debugger"),
+    "t": ("PROCESS-TRACED", "is held by a debugger"),
     "Z": ("PROCESS-ZOMBIE", "is dead but not reaped"),
     "D": ("PROCESS-UNINTERRUPTIBLE", "waits in the kernel"),
 }

@@ -30,6 +30,8 @@ def stuck_process(case: Case) -> Verdict | None:
 
 def _says_why(one: Evidence, stuck: Sequence[Evidence]) -> bool:
     """A node's fault counts where it is the stuck rank's or came with it: a process may hang in its GPU's driver."""
+    if one.failure_class is FailureClass.STORAGE and stuck[0].signature == "PROCESS-UNINTERRUPTIBLE":
+        return True
     near = any(one.node == other.node or together(one, other) for other in stuck)
     return one.blame is Blame.PROGRAM or (one.blame is Blame.NODE and near)
 

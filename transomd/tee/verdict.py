@@ -47,6 +47,7 @@ RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     rules.nothing,
 )
 
+_BY_PEOPLE = ("PROCESS-TRACED",)
 _REPEATING = frozenset(
     {
         FailureClass.GPU_HARDWARE,
@@ -100,7 +101,7 @@ def _seen_again(verdict: Verdict, case: Case) -> Verdict:
         return verdict
     alike = [one for one in case.previous if _alike(one, verdict)]
     here = verdict.evidence[0].node
-    if not alike or not here:
+    if not alike or not here or verdict.evidence[0].signature in _BY_PEOPLE:
         return verdict
     if _everywhere(verdict, case):
         if verdict.failure_class is not FailureClass.USER_CODE:
