@@ -20,7 +20,7 @@ TOGETHER_S = 60.0
 LOST = frozenset({"HEARTBEAT-LOST", "SLURM-NODE-DOWN", "SL-NODEFAIL", "SL-NOTRESP"})
 """Signatures that say that a node is gone."""
 
-STUCK = ("PROCESS-STOPPED", "PROCESS-TRACED", "PROCESS-ZOMBIE", "PROCESS-UNINTERRUPTIBLE")
+STUCK = ("PROCESS-STOPPED", "PROCESS-TRACED", "PROCESS-UNINTERRUPTIBLE")
 """Signatures that say that a process cannot go on, the most telling first."""
 
 _STRENGTH = ("probe", "slurm", "kernel", "heartbeat", "process", "log", "exit", "progress")

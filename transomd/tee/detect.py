@@ -189,7 +189,6 @@ class ProcessState:
 _STATES = {
     "T": ("PROCESS-STOPPED", "is stopped"),
     "t": ("PROCESS-TRACED", "is held by a debugger"),
-    "Z": ("PROCESS-ZOMBIE", "is dead but not reaped"),
     "D": ("PROCESS-UNINTERRUPTIBLE", "waits in the kernel"),
 }
 

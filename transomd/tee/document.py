@@ -31,7 +31,7 @@ How one verdict comes from many lines is written in `transomd/tee/verdict.py`. B
 | SLURM-TIMEOUT, -PREEMPTED, -CANCELLED, -OUT-OF-MEMORY, ... | slurmctld | how Slurm ended the job |
 | PROBE-... | the probe | a check that is unfit: that node, drain |
 | NO-PROGRESS | the launcher | the job stands still |
-| PROCESS-STOPPED, -TRACED, -ZOMBIE, -UNINTERRUPTIBLE | the launcher | by two looks, a rank's process that cannot run |
+| PROCESS-STOPPED, -TRACED, -UNINTERRUPTIBLE | the launcher | by two looks, a rank's process that cannot run |
 | RANK-BEHIND | fusion | the rank that the others wait for |
 | EXIT, EXIT-SIGKILL, EXIT-SIGNAL | the launcher | how a rank ended, where no log says why |
 """

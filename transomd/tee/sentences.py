@@ -200,7 +200,6 @@ def voted(suspect: str, count: int, total: int) -> str:
 _STUCK = {
     "PROCESS-STOPPED": "is stopped (a signal such as SIGSTOP holds it)",
     "PROCESS-TRACED": "is held by a debugger",
-    "PROCESS-ZOMBIE": "is dead, but was not reaped",
     "PROCESS-UNINTERRUPTIBLE": "waits in the kernel, for a disk, a file system or a driver",
 }
 
