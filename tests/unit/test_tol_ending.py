@@ -69,6 +69,35 @@ async def test_nothing_is_cancelled_of_a_job_that_ended_by_itself(world: SimWorl
     assert world.calls("cancel") == []
 
 
+@pytest.mark.parametrize("fate", ["killed", "preempted"])
+async def test_a_launch_that_went_with_its_allocation_is_not_told_as_completed(world: SimWorld, fate: str) -> None:
+    """Its launcher's last word was that it runs; the job's next attempt completes."""
+    world.steps = 40
+    await world.submit()
+    await world.until(lambda: world.job().data.get("step", 0) > 5)
+    at = world.now
+    if fate == "killed":
+        world.slurm.finish(1, 0, 9)
+    else:
+        world.slurm.preempt(1)
+    assert await world.end() is JobState.COMPLETED, world.story()
+    first, *_, last = world.store.launches(1)
+    assert last.end_reason == "completed"
+    assert first.end_reason not in ("", "completed"), first
+    assert first.ended_at is not None
+    assert at <= first.ended_at < last.started_at
+
+
+async def test_an_end_that_nobody_told_of_names_no_step(world: SimWorld) -> None:
+    await world.submit()
+    await world.until(lambda: world.job().data.get("step", 0) > 3)
+    await world.stop_daemon()
+    await world.run(600)
+    await world.start_daemon()
+    assert await world.end() is JobState.COMPLETED, world.story()
+    assert "exit code 0; the last step that was heard of is " in world.job().reason
+
+
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_recovery_goes_on_in_an_allocation_that_is_being_ended(data: st.DataObject) -> None:

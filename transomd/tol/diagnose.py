@@ -178,7 +178,7 @@ def _conclude(
         end = () if over or job is Absence.ABSENT else (endings.cancel_intent(view, now),)
         return replace(ended, incident=replace(told, closed_at=now), intents=end)
     if plan.action is Action.STOP:
-        return replace(stop(view, told, plan.why, now), launches=closed)
+        return stop(view, told, plan.why, now)
     attempt = replace(view.attempt, barred=tuple(sorted({*view.attempt.barred, *plan.bar})))
     back = plan.resume_step
     changes = {} if back is None else {"data": rollback.turned_back(view, back, incident.epoch)}
@@ -223,6 +223,7 @@ def stop(view: JobView, incident: Incident, why: str, now: float) -> Decision:
         reason=why,
         job={"finished_at": now},
         attempts=(attempt,),
+        launches=facts.closed_launches(view, view.job.epoch, incident.detected_at, incident.summary, over=True),
         incident=replace(incident, acted_at=now, closed_at=now, action=Action.STOP.value),
         intents=(endings.cancel_intent(view, now, not_before=now + endings.LEAVE_BATCH_S),)
         if view.attempt.slurm_job_id

@@ -25,7 +25,6 @@ def completed(view: JobView, now: float) -> Decision:
     """Close a job whose program ended with exit code 0."""
     incident = incidents.known(view, now)
     closed = replace(incident, closed_at=now) if incident else None
-    step = view.job.data.get("step")
     report = facts.fitting_report(view)
     done = report is not None and report.phase == LauncherPhase.DONE
     besides = f"; {report.message}" if report is not None and done and report.message else ""
@@ -34,14 +33,23 @@ def completed(view: JobView, now: float) -> Decision:
     left = (cancel_intent(view, now, not_before=now + leave_s),) if view.attempt.slurm_job_id else ()
     return Decision(
         state=JobState.COMPLETED,
-        reason=f"the program ended with exit code 0{f' at step {step}' if step is not None else ''}{besides}",
+        reason=f"the program ended with exit code 0{_last_step(view)}{besides}",
         job={"finished_at": now},
         attempts=(replace(view.attempt, ended_at=now, end_reason="completed"),),
-        launches=facts.closed_launches(view, view.job.epoch, now, "completed"),
+        launches=facts.closed_launches(view, view.job.epoch, now, "completed", over=True),
         incident=closed,
         intents=left,
         events=(facts.event(view, now, "completed", f"the program ended with exit code 0{besides}"),),
     )
+
+
+def _last_step(view: JobView) -> str:
+    """Say at which step the program ended, or how far it was heard of where nobody could tell of its end."""
+    step, report = view.job.data.get("step"), facts.fitting_report(view)
+    if step is None:
+        return ""
+    told = report is not None and report.phase == LauncherPhase.DONE and bool(report.launches)
+    return f" at step {step}" if told else f"; the last step that was heard of is {step}"
 
 
 def cancelled(view: JobView, now: float, reason: str) -> Decision:
@@ -54,7 +62,7 @@ def cancelled(view: JobView, now: float, reason: str) -> Decision:
         reason=reason,
         job={"finished_at": now},
         attempts=(replace(view.attempt, ended_at=now, end_reason="cancelled"),),
-        launches=facts.closed_launches(view, view.job.epoch, now, reason),
+        launches=facts.closed_launches(view, view.job.epoch, now, reason, over=True),
         incident=closed,
         events=(facts.event(view, now, "cancelled", reason),),
     )

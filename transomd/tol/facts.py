@@ -252,9 +252,12 @@ def _launch(view: JobView, told: LaunchReport, known: Launch | None) -> Launch:
     )
 
 
-def closed_launches(view: JobView, epoch: int, at: float, reason: str) -> tuple[Launch, ...]:
-    """Return the launches up to ``epoch`` that nobody is left to report the end of, as ended."""
-    report = fitting_report(view)
+def closed_launches(view: JobView, epoch: int, at: float, reason: str, *, over: bool = False) -> tuple[Launch, ...]:
+    """Return the launches up to ``epoch`` that nobody is left to report the end of, as ended.
+
+    ``over``: the allocation is, and its launcher with it; that it reported them as running is its last word then.
+    """
+    report = None if over else fitting_report(view)
     reported = {x.epoch for x in report.launches} if report else set()
     still = [x for x in view.launches if x.epoch <= epoch and x.ended_at is None and x.epoch not in reported]
     return tuple(replace(x, ended_at=max(at, x.started_at), end_reason=reason) for x in still)

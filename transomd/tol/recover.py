@@ -303,7 +303,7 @@ def _new_attempt(view: JobView, incident: Incident, world: World, now: float) ->
         reason=f"attempt {new.number} is being submitted",
         job={"attempt": new.number},
         attempts=(replace(view.attempt, ended_at=now, end_reason=incident.summary), new),
-        launches=facts.closed_launches(view, view.job.epoch, now, incident.summary),
+        launches=facts.closed_launches(view, view.job.epoch, incident.detected_at, incident.summary, over=True),
         incident=replace(incident, fenced_at=incident.fenced_at or now),
         intents=(submit_intent(new, now),),
         events=(facts.event(view, now, "attempt", f"attempt {new.number}{without}"),),
