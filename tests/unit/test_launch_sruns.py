@@ -71,7 +71,7 @@ async def test_a_script_whose_srun_failed_is_not_done(tmp_path: Path, script: st
         "srun true\necho done",
         "srun false || srun true",
         f"srun sleep 5 &\n{BEGAN}\nsrun true",
-        f"srun sleep 60 &\nsrun true\necho {ABORTED!r}\nkill $!\nwait",
+        f"srun sleep 60 &\n{BEGAN}\nsrun true\necho {ABORTED!r}\nkill $!\nwait",
         "echo no srun at all",
     ],
 )
