@@ -6,7 +6,7 @@ import pytest
 from transom_slurm.types import JobBase, JobStatus, NodeStatus, SlurmJob, SlurmNode
 
 from transomd.health.types import CheckResult, NodeReport
-from transomd.tee import detect
+from transomd.tee import detect, srun
 from transomd.tee.progress import Stall
 from transomd.words import Action, Blame, FailureClass, Outcome, Role
 
@@ -40,7 +40,7 @@ def test_zero_is_no_evidence_and_a_rank_that_we_ended_is_a_victim() -> None:
 
 
 def test_srun_tells_how_each_task_ended_and_the_rest_is_teardown() -> None:
-    found = detect.srun_exits(
+    found = srun.exits(
         "srun: error: n2: tasks 4-5,7: Exited with exit code 1\nsrun: error: n1: tasks 0-1: Killed\n"
         "srun: error: n3: task 9: Segmentation fault (core dumped)\nnoise\n",
         AT,
@@ -56,12 +56,12 @@ def test_srun_tells_how_each_task_ended_and_the_rest_is_teardown() -> None:
 
 
 def test_the_first_task_that_was_killed_is_no_victim() -> None:
-    found = detect.srun_exits("srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Killed\n", AT)
+    found = srun.exits("srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Killed\n", AT)
     assert [one.role for one in found] == [Role.CONTEXT, Role.VICTIM]
 
 
 def test_a_hostile_range_of_tasks_is_bounded() -> None:
-    assert len(detect.srun_exits("srun: error: n1: tasks 0-999999999,5-9: Killed", AT)) <= 16_384
+    assert len(srun.exits("srun: error: n1: tasks 0-999999999,5-9: Killed", AT)) <= 16_384
 
 
 def test_a_lost_heartbeat_excludes_but_cannot_drain() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transom_slurm.types import JobBase, JobStatus, NodeStatus, SlurmJob, SlurmNode
 
 from transomd.health.types import CheckResult, NodeReport
-from transomd.tee import detect
+from transomd.tee import detect, srun
 from transomd.tee.case import by_address
 from transomd.tee.matcher import Matcher
 from transomd.tee.progress import Stall
@@ -349,14 +349,14 @@ def test_what_is_raised_before_a_rank_is_killed_or_with_its_abort_is_a_cause() -
 
 def test_of_srun_lines_read_at_once_the_first_bad_end_counts() -> None:
     lines = "srun: error: n3: task 5: Exited with exit code 1\nsrun: error: n1: tasks 0-1: Killed"
-    verdict = judge([*log(lines, at=T), *detect.srun_exits(lines, T)])
+    verdict = judge([*log(lines, at=T), *srun.exits(lines, T)])
     assert verdict.ranks == (5,)
     assert "ended with code 1" in verdict.summary
 
 
 def test_a_task_that_srun_reports_killed_first_was_killed() -> None:
     lines = "srun: error: n2: task 2: Killed\nsrun: error: n1: tasks 0-1: Killed"
-    verdict = judge([*log(lines, at=T), *detect.srun_exits(lines, T)])
+    verdict = judge([*log(lines, at=T), *srun.exits(lines, T)])
     assert (verdict.ranks, verdict.blame) == ((2,), Blame.UNKNOWN)
     assert "killed by SIGKILL" in verdict.summary
 

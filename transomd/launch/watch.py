@@ -12,7 +12,7 @@ from transomd.launch.outlived import Outlived
 from transomd.launch.program import SRUN_LOG, log_of_srun, tasks_a_node
 from transomd.launch.sruns import SRUNS_LOG, Sruns
 from transomd.spec import JobSpec
-from transomd.tee import detect
+from transomd.tee import srun
 from transomd.tee.matcher import Matcher
 from transomd.tee.progress import Progress, Stall
 from transomd.tee.tail import Owner, Tailer, rank_of_name
@@ -115,7 +115,7 @@ class LogWatch:
         self._said_left = self._said_left or self._left(chunk)
         if chunk.file == SRUN_LOG:
             text = chunk.data.decode(errors="replace")
-            self._take_exits(detect.srun_exits(text, now, torn_down=bool(self._exits), a_task=self._a_task))
+            self._take_exits(srun.exits(text, now, torn_down=bool(self._exits), a_task=self._a_task))
             return
         task = rank_of_name(chunk.file)
         self._progress.feed(replace(chunk, rank=task.rank if task else None), self._clock())
@@ -128,9 +128,9 @@ class LogWatch:
         """Return a line that says that not every task came to its end by itself; empty where there is none."""
         found = ""
         if chunk.file == self._log_of_srun and b"srun: " in chunk.data:
-            found = detect.srun_left(chunk.data.decode(errors="replace"))
+            found = srun.left(chunk.data.decode(errors="replace"))
         if not found and b"slurmstepd" in chunk.data:
-            found = detect.step_ended(chunk.data.decode(errors="replace"))
+            found = srun.step_ended(chunk.data.decode(errors="replace"))
         return found
 
     def _take_exits(self, found: list[Evidence]) -> None:
@@ -155,7 +155,7 @@ class LogWatch:
         Peers that are named by one of ``addresses`` get the name of their node.
         """
         exits = list(self._exits.values())
-        more = [detect.more_exits(self._more_exits, exits[-1].at)] if self._more_exits else []
+        more = [srun.more_exits(self._more_exits, exits[-1].at)] if self._more_exits else []
         # The reader takes so many pieces only, and bad ends must not crowd out what says why.
         said = self._outlived.told(map(self._placed, self._matcher.evidence()), self._ended_first())
         found = (*exits[:FIRST_EXITS], *more, *said, *exits[FIRST_EXITS:])
