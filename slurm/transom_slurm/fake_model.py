@@ -116,6 +116,7 @@ class FakeJob:
     begin: float = 0.0
     started: float | None = None
     ended: float | None = None
+    ends_by: float | None = None
     nodes: list[str] = field(default_factory=list)
     batch_host: str = ""
     exit: ExitStatus = _OK
@@ -146,6 +147,7 @@ class FakeJob:
             submit_time=self.submitted,
             start_time=self.started,
             end_time=self.ended,
+            ends_by=self.ends_by if self.running else None,
             time_limit_s=self.limit_s,
             nodes=tuple(self.nodes),
             batch_host=self.batch_host,

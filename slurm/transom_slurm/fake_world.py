@@ -152,9 +152,16 @@ class FakeWorld:
         if job is not None and job.ended is None:
             self._end(job, JobBase.CANCELLED, ExitStatus(0, 15 if job.running else 0), job.reason)
 
-    def preempt(self, job_id: int) -> None:
-        """Take a running job's nodes for another: it goes back into the queue if it may, else it ends PREEMPTED."""
+    def preempt(self, job_id: int, grace_s: float = 0.0) -> None:
+        """Take a running job's nodes for another: it goes back into the queue if it may, else it ends PREEMPTED.
+
+        With ``grace_s`` it is given notice first, and so long until then.
+        """
         job = self._jobs[job_id]
+        if grace_s:
+            job.ends_by = self.now + grace_s
+            self.at(grace_s, lambda: self.preempt(job_id) if job.ended is None else None)
+            return
         if job.may_requeue:
             self._requeue(job, "BeginTime")
         else:

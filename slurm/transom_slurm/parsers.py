@@ -129,6 +129,7 @@ def _squeue_job(row: Mapping[str, str]) -> SlurmJob:
         submit_time=_time(row["SubmitTime"]),
         start_time=None if status.base is JobBase.PENDING else _time(row["StartTime"]),
         end_time=_time(row["EndTime"]) if over else None,
+        ends_by=_time(row["EndTime"]) if status.base is JobBase.RUNNING else None,
         time_limit_s=parse_duration(row["TimeLimit"]),
         nodes=expand(row["NodeList"]),
         batch_host=_text(row["BatchHost"]),

@@ -276,6 +276,7 @@ def _job(
         submit_time=submit,
         start_time=None if status.base is JobBase.PENDING else start,
         end_time=end if job_over(status) else None,
+        ends_by=end or None if status.base is JobBase.RUNNING else None,
         time_limit_s=None if limit_min is None else limit_min * 60,
         nodes=_expand(nodes),
         batch_host=batch_host,

@@ -52,6 +52,12 @@ class ExitStatus:
     signal: int = 0
 
 
+UNLIMITED_S = 364 * 86400
+"""Slurm ends a job without a time limit after a year, it says."""
+NOTICE_SLACK_S = 60.0
+"""By so much a job's end must come before its time limit to be no matter of rounding."""
+
+
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
     """One Slurm job, as ``squeue``, ``scontrol`` or ``sacct`` tell it. Times are Unix seconds, None where not set."""
@@ -69,6 +75,8 @@ class SlurmJob:
     submit_time: float | None = None
     start_time: float | None = None
     end_time: float | None = None
+    ends_by: float | None = None
+    """When Slurm will end it at the latest, as long as it runs."""
     time_limit_s: int | None = None
     nodes: tuple[str, ...] = ()
     batch_host: str = ""
@@ -83,6 +91,16 @@ class SlurmJob:
     def ended(self) -> bool:
         """Whether it has ended for good; unlike ``status.terminal`` it knows that a preempted job may not return."""
         return job_ended(self.status.base.value, self.status.flags, may_requeue=self.may_requeue)
+
+    @property
+    def is_given_notice(self) -> bool:
+        """Whether Slurm will end it before its time limit: it is preempted, and has ``GraceTime`` left.
+
+        slurmctld has set its end to now plus the grace then (``_job_check_grace_internal``), and told its steps.
+        """
+        if not self.ends_by or not self.start_time:
+            return False
+        return self.ends_by + NOTICE_SLACK_S < self.start_time + (self.time_limit_s or UNLIMITED_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,9 +125,12 @@ def test_preemption(own_site: Site) -> None:
     more = "policy: {max_restarts: 0, max_attempts: 1}\n"
     job = own_site.submit("--then 20", nodes=4, spares=1, more=more)
     own_site.wait_step(job, 12)
+    # So the program is told to end first, and nobody else is.
+    own_site.sandbox.run(["scontrol", "update", "partitionname=main", "gracetime=8"])
     own_site.sandbox.run(["sbatch", "-p", "urgent", "-N5", "--exclusive", "-o/dev/null", "--wrap", "sleep 3"])
     detail = check_end(own_site, job, drained=set(), attempts=2)
-    assert (detail["incidents"][0]["class"], detail["incidents"][0]["blame"]) == ("preemption", "external")
+    assert [(i["class"], i["blame"]) for i in detail["incidents"]] == [("preemption", "external")]
+    assert [x["attempt"] for x in detail["launches"]] == [1, 2]
     assert detail["launches"][-1]["first_step"] > 5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,22 @@ def test_running_job(version: str) -> None:
     assert job.start_time
     assert job.submit_time <= job.start_time
     assert job.end_time is job.exit is job.derived_exit is None, "a forecast is no fact"
+    assert job.ends_by == job.start_time + 93840
     assert not job.may_requeue
     assert not job.ended
+
+
+@versions
+def test_a_job_that_slurm_will_end_before_its_time_limit_is_given_notice(version: str) -> None:
+    """As when it is preempted with a GraceTime; of those with a limit, or with none, that run until then, none is."""
+    jobs = parse_squeue(_read(version, "squeue.txt"), TOKEN)
+    assert {job.status.base for job in jobs.values() if job.ends_by} == {JobBase.RUNNING}
+    assert not any(job.is_given_notice for job in jobs.values())
+    assert jobs[5].start_time
+    soon = replace(jobs[5], ends_by=jobs[5].start_time + 900)
+    assert soon.is_given_notice
+    assert replace(soon, time_limit_s=None).is_given_notice
+    assert not replace(soon, time_limit_s=900).is_given_notice
 
 
 @versions

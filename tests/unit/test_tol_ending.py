@@ -88,6 +88,19 @@ async def test_a_launch_that_went_with_its_allocation_is_not_told_as_completed(w
     assert at <= first.ended_at < last.started_at
 
 
+async def test_a_program_that_heeds_slurms_notice_fails_of_nothing_else(world: SimWorld) -> None:
+    """Preempted with a ``GraceTime``, it is told to end at once: no budget is spent, and nothing started meanwhile."""
+    world.steps = 40
+    await world.submit({"policy": {"max_restarts": 0}})
+    await world.until(lambda: world.job().data.get("step", 0) > 5)
+    world.slurm.preempt(1, grace_s=90)
+    world.launchers[0].fail("exit", "srun ended with exit code 143")
+    await world.until(lambda: "takes the nodes of job 1" in world.job().reason, "it is said", 60)
+    assert await world.end(within_s=2000) is JobState.COMPLETED, world.story()
+    assert [i.failure_class for i in world.incidents()] == ["preemption"], world.story()
+    assert [x.attempt for x in world.store.launches(1)] == [1, 2]
+
+
 async def test_an_end_that_nobody_told_of_names_no_step(world: SimWorld) -> None:
     await world.submit()
     await world.until(lambda: world.job().data.get("step", 0) > 3)

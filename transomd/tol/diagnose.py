@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from transom_slurm.types import JobBase, SlurmJob
+from transom_slurm.types import NOTICE_SLACK_S, JobBase, SlurmJob
 from transom_sql.records import Incident
 
 from transomd.settings import Settings
@@ -45,6 +45,10 @@ def diagnose(
     if wants:
         soon = opened + LOST_PATIENCE_S
         return stay(view, "diagnosing", wants=wants, wake_at=soon if now < soon else opened + _patience(settings))
+    if isinstance(job, SlurmJob) and job.is_given_notice and now < (job.ends_by or 0.0) + NOTICE_SLACK_S:
+        # What it ended of is that notice, and a launch that is begun now is lost.
+        words = f"diagnosing; Slurm takes the nodes of job {job.job_id} for another; waiting for its end"
+        return stay(view, words, wants=(Want(kind="slurm", since=now),), wake_at=job.ends_by)
     verdict = _verdict(view, incident, world, job, now)
     if settings.personal and verdict.nodes:
         verdict = replace(verdict, drainable=(), summary=f"{verdict.summary} {PERSONAL}")
