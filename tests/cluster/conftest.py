@@ -13,13 +13,9 @@ from people import Person, people
 
 @pytest.fixture
 def site(make_sandbox: Any, request: pytest.FixtureRequest) -> Iterator[Site]:
-    """A sandbox of its own for one test, with a transomd that answers; see ``probed_often``."""
+    """A sandbox of its own for one test, with a transomd that answers; see ``with_settings``."""
     with site_on(make_sandbox(5, slurmd_timeout=LOST_S), Site) as made:
-        if hasattr(request, "param"):
-            config, seldom = made.root / "transomd.toml", "[health]\ninterval_s = 10\n"
-            text = config.read_text()
-            assert seldom in text, "probes are not as often as these settings say"
-            config.write_text(text.replace(seldom, request.param))
+        made.set(**getattr(request, "param", {}))
         made.start_daemon()
         yield made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,8 +24,23 @@ from transomd.api.client import Client
 needs_fuse = pytest.mark.skipif(
     not os.path.exists("/dev/fuse"), reason="NO FUSE: no /dev/fuse here, so no mount can be dead"
 )
-probed_often = pytest.mark.parametrize("site", ["[health]\ninterval_s = 3\n"], indirect=True, ids=["probed-often"])
+ENOUGH_S = 120
+"""For whatever is waited for: processes start, Slurm and ssh are asked, files are written, and the machine pauses."""
+PATIENT = {
+    "connect_timeout_s": 10, "probe_timeout_s": 30, "query_timeout_s": 20, "heartbeat_timeout_s": 30,
+    "launcher_silence_s": 60, "stall_after_s": 60,
+}  # fmt: skip
+"""Settings for tests in which no node, agent or launcher is lost: then nobody waits for these times to pass."""
+
+
+def with_settings(name: str, fixture: str = "site", **settings: float) -> pytest.MarkDecorator:
+    """A mark for tests whose site has other settings than :data:`SETTINGS`."""
+    return pytest.mark.parametrize(fixture, [settings], indirect=True, ids=[name])
+
+
+OFTEN = {"interval_s": 3}
 """For tests of what is found on nodes while a program runs on them; probes are most of what a site costs."""
+patient = with_settings("patient", **PATIENT)
 LOST_S = 12
 """SlurmdTimeout of sandboxes that lose nodes: longer than a look at a dead node may take (twice MessageTimeout), or
 those that are looked at with it are taken for lost as well (seen with 24.11, under load)."""
@@ -88,19 +104,41 @@ class Site:
         self.client = Client(str(root / "d.sock"))
         self.daemon: subprocess.Popen[bytes] | None = None
         self.env: dict[str, str] = {}
+        self.until = f"--until {root}/end"
+        """For a program that goes on until :meth:`let_end`."""
+
+    def set(self, **settings: float) -> None:
+        """Give settings, each of which is one of SETTINGS, other values; a daemon that runs does not see them."""
+        config = self.root / "transomd.toml"
+        text = config.read_text()
+        for key, value in settings.items():
+            text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+            assert count == 1, f"{key} stands {count} times in {config}"
+        config.write_text(text)
+
+    def let_end(self) -> None:
+        """Have the programs that were submitted with ``until`` end soon."""
+        (self.root / "end").touch()
+
+    def daemon_argv(self) -> list[str]:
+        """What runs in the hub."""
+        return [sys.executable, "-m", "transomd.daemon", "--config", str(self.root / "transomd.toml")]
+
+    def daemon_env(self) -> dict[str, str]:
+        """The environment that it starts with."""
+        return {**os.environ, **self.sandbox.env(), **self.env}
 
     def start_daemon(self) -> None:
         """Start transomd in the hub and wait until it answers."""
-        log = open(self.root / "transomd.log", "ab")  # noqa: SIM115 - handed on
-        argv = [sys.executable, "-m", "transomd.daemon", "--config", str(self.root / "transomd.toml")]
-        env = {**os.environ, **self.sandbox.env(), **self.env}
-        with log:
+        argv = self.sandbox.hub_argv(self.daemon_argv())
+        with open(self.root / "transomd.log", "ab") as log:
             self.daemon = subprocess.Popen(
-                self.sandbox.hub_argv(argv), env=env, stdout=log, stderr=log, start_new_session=True
+                argv, env=self.daemon_env(), cwd="/", stdout=log, stderr=log, start_new_session=True
             )
-        self.wait(self._answers, "transomd answers", 60)
+        self.wait(self.answers, "transomd answers, and Slurm answers it")
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether the daemon answers, and has an answer of Slurm's."""
         try:
             return bool(self.client.get("/v1/daemon")["slurm"]["ok"])
         except Exception:
@@ -118,7 +156,7 @@ class Site:
         """SIGTERM, as an administrator would."""
         if self.daemon is not None and self.daemon.poll() is None:
             os.killpg(self.daemon.pid, signal.SIGTERM)
-            self.daemon.wait(15)
+            self.daemon.wait(ENOUGH_S)
 
     def submit(
         self,
@@ -158,7 +196,7 @@ class Site:
         """Return a job."""
         return dict(self.detail(job)["job"])
 
-    def wait(self, ready: Callable[[], object], what: str, within_s: float) -> None:
+    def wait(self, ready: Callable[[], object], what: str, within_s: float = ENOUGH_S) -> None:
         """Poll until ``ready()``; fail with the daemon's log."""
         end = time.monotonic() + within_s
         while not ready():
@@ -166,12 +204,16 @@ class Site:
                 raise AssertionError(f"not within {within_s:.0f} s: {what}\n{self.story()}")
             time.sleep(0.1)
 
-    def wait_step(self, job: int, step: int, within_s: float = 60) -> None:
+    def wait_step(self, job: int, step: int, within_s: float = ENOUGH_S) -> None:
         """Wait until the job has come to a step."""
         self.wait(lambda: (self.job(job)["step"] or 0) >= step, f"step {step}", within_s)
 
-    def wait_state(self, job: int, *states: str, within_s: float = 120) -> dict[str, Any]:
-        """Wait until the job is in one of some states, and return it."""
+    def goes_on(self, job: int, steps: int = 15) -> None:
+        """Wait until the job has done some more steps."""
+        self.wait_step(job, (self.job(job)["step"] or 0) + steps)
+
+    def wait_state(self, job: int, *states: str, within_s: float = ENOUGH_S) -> dict[str, Any]:
+        """Wait until the job is in one of some states that it does not leave soon, and return it."""
         self.wait(lambda: self.job(job)["state"] in states, f"{states}", within_s)
         return self.job(job)
 
@@ -185,7 +227,7 @@ class Site:
         told = self.sandbox.run(["squeue", "-h", "-t", "all", "-o", "%i %k"]).stdout.splitlines()
         return sorted(int(line.split()[0]) for line in told if line.split()[1].startswith(f"transom:{job}:"))
 
-    def wait_event(self, job: int, kind: str, within_s: float = 60) -> None:
+    def wait_event(self, job: int, kind: str, within_s: float = ENOUGH_S) -> None:
         """Wait until the job's history has an event of a kind."""
         self.wait(
             lambda: any(e["kind"] == kind for e in self.client.get("/v1/events", job=job)["events"]), kind, within_s
@@ -216,7 +258,7 @@ def site_on(sandbox: Sandbox, kind: type[S]) -> Iterator[S]:
 def check_end(site: Site, job: int, *, drained: set[str], attempts: int = 1) -> dict[str, Any]:
     """The job is completed, exactly these nodes are drained, and nothing was submitted twice."""
     site.wait_state(job, "completed")
-    site.wait(lambda: site.drained() == drained, f"drained {drained}, is {site.drained()}", 40)
+    site.wait(lambda: site.drained() == drained, f"drained {drained}, is {site.drained()}")
     detail = site.detail(job)
     assert len(detail["attempts"]) == attempts, site.story()
     ids = [a["slurm_job_id"] for a in detail["attempts"]]

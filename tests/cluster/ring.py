@@ -7,6 +7,7 @@ goes on from there, so that a run with failures prints the very losses of a run 
 ``--raise-at N`` raises an exception on every rank at step N; ``--patience S`` has ranks that wait for a peer for so
 long once the first step begins, or lose it, raise one in words of the program's own. ``--then N`` ends a start that
 goes on from a checkpoint after N steps; the first one goes on until it is hurt, however long that takes.
+``--until FILE`` ends every start after the first checkpoint at which rank 0 sees that file.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ def main() -> int:
     parser.add_argument("--raise-at", type=int)
     parser.add_argument("--then", type=int)
     parser.add_argument("--patience", type=float)
+    parser.add_argument("--until", type=Path)
     options = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = Store(Path(os.environ["TRANSOM_CHECKPOINT_DIR"]), int(os.environ["TRANSOM_EPOCH"]))
@@ -160,7 +162,7 @@ def main() -> int:
     )
     print(f"going on after {start} steps", flush=True)
     state = states[rank]
-    steps = options.steps or (STEPS if options.then is None else NEVER)
+    steps = options.steps or (STEPS if options.then is options.until is None else NEVER)
     last = steps if start == 0 or options.then is None else min(steps, start + options.then)
     ring.patience = options.patience
     for step in range(start + 1, last + 1):
@@ -175,6 +177,8 @@ def main() -> int:
             if rank == 0:
                 store.save(step, states)
                 print(f"saved {step}", flush=True)
+            if options.until and ring.meet(int(options.until.exists()))[0]:
+                break
     return 0
 
 

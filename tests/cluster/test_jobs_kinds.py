@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import RING, Site
+from jobs import RING, Site, patient
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500), patient]
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TRAIN = f"{sys.executable} train.py --steps 12 --checkpoint-every 4"
@@ -58,7 +58,7 @@ def test_a_command_that_starts_a_container(site: Site) -> None:
     """A container to the kernel: mounts and PIDs of its own. Its ranks are found, watched, killed and started again."""
     work = site.root / "work"
     work.mkdir()
-    inside = f"{sys.executable} {RING} --steps 40"
+    inside = f"{sys.executable} {RING} --then 20"
     (work / "job.yaml").write_text(
         f"name: boxed\ncommand: unshare --mount --pid --fork --kill-child --mount-proc {inside}\nnodes: 2\n"
         "checkpoint: {dir: ck}\nhealth: {collective: false}\n"
@@ -66,7 +66,7 @@ def test_a_command_that_starts_a_container(site: Site) -> None:
     job = int(site.cli("submit", "job.yaml", "--json")["job"]["id"])
     site.wait_step(job, 6)
     site.sandbox.fail("n2", "rank-kill")
-    assert site.wait_state(job, "completed", "failed", within_s=120)["state"] == "completed", site.story()
+    assert site.wait_state(job, "completed", "failed", within_s=400)["state"] == "completed", site.story()
     assert [launch["epoch"] for launch in site.detail(job)["launches"]] == [1, 2]
     assert site.drained() == set()
 

@@ -23,7 +23,7 @@ tasks_per_node: 1
 health: {{collective: false}}
 checkpoint: {{dir: ck, {checkpoint}}}
 env: {{OMP_NUM_THREADS: '1'}}
-watch: {{first_step_after: 150, stall_after: 60}}
+watch: {{first_step_after: 150, stall_after: 60, heartbeat_timeout: 8}}
 """
 
 
@@ -34,7 +34,7 @@ def submitted(site: Site, spares: int, checkpoint: str = "storage_every: 10") ->
     told = {"python": sys.executable, "program": copied.__file__, "spares": spares, "checkpoint": checkpoint}
     (work / "job.yaml").write_text(JOB.format(**told))
     job = int(site.cli("submit", "job.yaml", "--json")["job"]["id"])
-    site.wait_step(job, copied.HELD + 2, within_s=150)
+    site.wait_step(job, copied.HELD + 2, within_s=200)
     return job
 
 
@@ -67,15 +67,21 @@ def all_losses(site: Site, launch: str = "e*") -> dict[int, set[str]]:
     """What was printed as the loss of each step, by any rank of any launch, or of one."""
     found: dict[int, set[str]] = {}
     logs: list[Path] = list(site.root.glob(f"work/.transom/*/logs/{launch}/rank-*.log"))
-    for step, loss in (m.groups() for log in logs for m in re.finditer(r"step (\d+) loss (\S+)", log.read_text())):
+    for step, loss in (m.groups() for log in logs for m in re.finditer(r"step (\d+) loss (\S+)\n", log.read_text())):
         found.setdefault(int(step), set()).add(loss)
     return found
+
+
+def check_losses(site: Site) -> None:
+    """No step was left out, and whoever did it, and however often, had the very loss of a run without failures."""
+    found = all_losses(site)
+    assert found == {step: {loss} for step, loss in copied.losses(3, max(found)).items()}
 
 
 def test_power_loss_of_a_node_is_made_good_from_the_copy(site: Site) -> None:
     job = submitted(site, spares=1, checkpoint="storage_every: 1000, replica_every: 3")
     ring = {"n1": "n2", "n2": "n3", "n3": "n1"}
-    site.wait(lambda: site.job(job)["copies"] == ring, "who holds whose copy", 30)
+    site.wait(lambda: site.job(job)["copies"] == ring, "who holds whose copy")
     assert site.job(job)["copies_trouble"] == ""
     assert "(one in every 3 steps)" in " ".join(site.cli("status", str(job)).split())
     site.sandbox.fail("n2", "power")
@@ -91,7 +97,7 @@ def test_power_loss_of_a_node_is_made_good_from_the_copy(site: Site) -> None:
         "the copy of another node's memory",
         "memory",
     ]
-    assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}
+    check_losses(site)
 
 
 def test_copies_that_are_slower_than_the_saves_are_of_one_step(site: Site) -> None:
@@ -110,13 +116,13 @@ def test_copies_that_are_slower_than_the_saves_are_of_one_step(site: Site) -> No
         1: "the copy of another node's memory",
         2: "memory",
     }
-    assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}
+    check_losses(site)
 
 
 def test_loss_of_both_holders_is_made_good_from_storage(site: Site) -> None:
     """Which gets a step as often as it is worth it: so soon after a failure is the next one expected."""
     job = submitted(site, spares=2, checkpoint="storage_every: auto, node_mttf: 6m, keep: 100")
-    site.wait(lambda: told_interval(site, job) in intervals(site), "how often storage gets a step, and why", 60)
+    site.wait(lambda: told_interval(site, job) in intervals(site), "how often storage gets a step, and why")
     site.sandbox.fail("n2", "power")
     site.sandbox.fail("n3", "power")
     check_end(site, job, drained={"n2", "n3"})
@@ -128,4 +134,4 @@ def test_loss_of_both_holders_is_made_good_from_storage(site: Site) -> None:
     assert all(step % 2 == 0 for step in stored), stored
     assert {step for step, _ in went_on.values()} == {max([first, *stored])}
     assert {where for _, where in went_on.values()} >= {"storage"}
-    assert all_losses(site) == {step: {loss} for step, loss in copied.losses(3).items()}
+    check_losses(site)

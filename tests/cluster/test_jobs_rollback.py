@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from jobs import Site
+from jobs import Site, patient
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), patient]
 
 PROGRAM = """
 import os, sys, time

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 
 import pytest
-from jobs import Site, check_end, probed_often
+from jobs import OFTEN, Site, check_end, patient, with_settings
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
-@probed_often
+@with_settings("probed-often", **OFTEN, heartbeat_timeout_s=30)
 def test_what_hurts_no_job_is_left_alone(site: Site) -> None:
     """A tool that hangs, a counter, a slow node, a slow controller and a locked database end no launch."""
-    job = site.submit("--steps 90")
+    job = site.submit(site.until)
     site.wait_step(job, 7)
     for node, kind in (("n2", "nvidia-smi-hang"), ("n3", "ecc"), ("n2", "slow:40")):
         site.sandbox.fail(node, kind)
@@ -22,6 +22,8 @@ def test_what_hurts_no_job_is_left_alone(site: Site) -> None:
     site.sandbox.fail("hub", "db-locked")
     time.sleep(8)
     site.sandbox.heal("hub")
+    site.goes_on(job)
+    site.let_end()
     detail = check_end(site, job, drained=set())
     assert detail["incidents"] == [], site.story()
     assert len(detail["launches"]) == 1
@@ -31,6 +33,7 @@ def test_what_hurts_no_job_is_left_alone(site: Site) -> None:
     assert ended["incidents"][0]["class"] == "gpu-memory"
 
 
+@patient
 @pytest.mark.parametrize("nodes", [3, 1])
 def test_stepd_of_the_program_killed(site: Site, nodes: int) -> None:
     """srun notices when the node registers again. With no other rank to kill, it then ends with exit code 0."""
@@ -45,17 +48,20 @@ def test_stepd_of_the_program_killed(site: Site, nodes: int) -> None:
     assert "srun: error: " in incident["summary"]
 
 
+@patient
 def test_agents_that_are_ended_are_started_again_beside_the_program(site: Site) -> None:
     """As srun ends all of them where a node of their step was lost and comes back."""
-    job = site.submit("--steps 150", more="watch: {heartbeat_timeout: 30}\n")
+    job = site.submit(site.until)
     site.wait_step(job, 7)
     steps = site.sandbox.run(["squeue", "--noheader", "--steps", "--format=%i %j"]).stdout.split("\n")
     (agents,) = [line.split()[0] for line in steps if line.endswith(" agents")]
     site.sandbox.run(["scancel", agents])
+    (log,) = site.root.glob("work/.transom/*/logs/launcher*.log")
+    site.wait(lambda: "no agents on n[1-4]; starting them again" in log.read_text(), "the agents are missed")
+    site.goes_on(job)
+    site.let_end()
     detail = check_end(site, job, drained=set())
     assert (len(detail["launches"]), detail["incidents"]) == (1, []), site.story()
-    (log,) = site.root.glob("work/.transom/*/logs/launcher*.log")
-    assert "no agents on n[1-4]; starting them again" in log.read_text()
 
 
 def test_stepd_of_the_batch_script_killed(site: Site) -> None:
@@ -63,7 +69,7 @@ def test_stepd_of_the_batch_script_killed(site: Site) -> None:
     site.wait_step(job, 7)
     site.sandbox.fail("n1", "stepd-kill:batch")
     check_end(site, job, drained=set())
-    site.wait(lambda: not site.sandbox.run(["squeue", "-h"]).stdout, "the allocation is given back", 120)
+    site.wait(lambda: not site.sandbox.run(["squeue", "-h"]).stdout, "the allocation is given back")
 
 
 @pytest.mark.parametrize(("node", "kind"), [("n2", "slurmd-stop"), ("n1", "munge-stop")])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jobs import LOST_S, Site, check_end, site_on
+from jobs import LOST_S, PATIENT, Site, check_end, site_on
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -33,7 +33,7 @@ def test_slurmctld_forgets_a_submission_and_gives_its_id_away(site: Site) -> Non
     site.submit("--steps 5")
     time.sleep(6)
     job = site.submit("--steps 20")
-    site.wait(lambda: site.job(job)["slurm_job_id"], "submitted", 20)
+    site.wait(lambda: site.job(job)["slurm_job_id"], "submitted")
     lost = site.job(job)["slurm_job_id"]
     site.sandbox.stop_controller(kill=True)
     site.sandbox.start_controller()
@@ -54,9 +54,9 @@ def test_job_that_slurm_forgot_before_the_daemon_asked(own_site: Site) -> None:
     own_site.wait_step(job, 7)
     own_site.kill_daemon()
     done = own_site.root / "work"
-    own_site.wait(lambda: list(done.glob(".transom/*/claims/completed")), "the program has ended", 60)
+    own_site.wait(lambda: list(done.glob(".transom/*/claims/completed")), "the program has ended")
     own_site.sandbox.run(["scancel", *own_site.sandbox.run(["squeue", "-h", "-o", "%A"]).stdout.split()])
-    own_site.wait(lambda: not own_site.sandbox.run(["squeue", "-h", "-t", "all"]).stdout, "Slurm forgets it", 60)
+    own_site.wait(lambda: not own_site.sandbox.run(["squeue", "-h", "-t", "all"]).stdout, "Slurm forgets it")
     own_site.start_daemon()
     own_site.wait_state(job, "completed", within_s=150)
     assert len(own_site.detail(job)["launches"]) == 1
@@ -72,6 +72,7 @@ def test_sbatch_that_hangs_after_it_was_accepted(own_site: Site) -> None:
     own_site.env = {"PATH": f"{tools}:{own_site.sandbox.env()['PATH']}"}
     toml = own_site.root / "transomd.toml"
     toml.write_text(toml.read_text().replace("[slurm]", "[slurm]\nsubmit_timeout_s = 2"))
+    own_site.set(**PATIENT)
     own_site.start_daemon()
     job = own_site.submit("--steps 20")
     detail = check_end(own_site, job, drained=set())
@@ -88,7 +89,7 @@ def test_sbatch_that_waits_before_a_stopped_slurmctld(site: Site) -> None:
     first = site.submit("--steps 5")
     site.sandbox.fail("hub", "ctld-stop")
     job = site.submit("--steps 20")
-    site.wait(lambda: "submitting to Slurm:" in site.job(job)["reason"], "sbatch fails", 60)
+    site.wait(lambda: "submitting to Slurm:" in site.job(job)["reason"], "sbatch fails")
     site.sandbox.heal("hub")
     check_end(site, job, drained=set())
     check_end(site, first, drained=set())
@@ -98,7 +99,7 @@ def test_drained_by_a_person_in_mid_recovery(site: Site) -> None:
     job = site.submit("--then 20", spares=2)
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "power")
-    site.wait_state(job, "recovering", within_s=30)
+    site.wait_event(job, "failure")
     site.sandbox.run(["scontrol", "update", "nodename=n[2,4]", "state=drain", "reason=looking at it"])
     check_end(site, job, drained={"n2", "n4"})
     time.sleep(3)
@@ -108,19 +109,22 @@ def test_drained_by_a_person_in_mid_recovery(site: Site) -> None:
 
 def test_suspended_by_an_administrator(site: Site) -> None:
     """For longer than any silence is borne: launcher, agents and ranks are all stopped, and all go on."""
-    job = site.submit("--steps 80")
+    job = site.submit(site.until)
     site.wait_step(job, 7)
     (number,) = site.slurm_ids(job)
     site.sandbox.run(["scontrol", "suspend", str(number)])
-    site.wait(lambda: "is suspended" in site.job(job)["reason"], "it is said", 30)
+    site.wait(lambda: "is suspended" in site.job(job)["reason"], "it is said")
     time.sleep(12)
     site.sandbox.run(["scontrol", "resume", str(number)])
+    site.goes_on(job)
+    site.let_end()
     detail = check_end(site, job, drained=set())
     assert (len(detail["launches"]), detail["incidents"]) == (1, [])
 
 
 @pytest.mark.parametrize("own_site", [PREEMPTION], indirect=True)
 def test_preemption(own_site: Site) -> None:
+    own_site.set(**PATIENT)
     own_site.start_daemon()
     more = "policy: {max_restarts: 0, max_attempts: 1}\n"
     job = own_site.submit("--then 20", nodes=4, spares=1, more=more)
@@ -158,7 +162,7 @@ def test_a_backup_slurmctld_takes_over(own_site: Site) -> None:
     run = own_site.sandbox.directory / "run"
     own_site.sandbox.run(["sh", "-c", f"mount -t tmpfs tmpfs {run} && slurmctld"], node="n5")
     own_site.start_daemon()
-    job = own_site.submit("--steps 300", spares=0)
+    job = own_site.submit(own_site.until, spares=0)
     own_site.wait_step(job, 60)
     own_site.sandbox.fail("hub", "ctld-kill")
 
@@ -166,9 +170,11 @@ def test_a_backup_slurmctld_takes_over(own_site: Site) -> None:
         said = own_site.sandbox.run(["scontrol", "ping"], check=False).stdout
         return "(primary) at hub is DOWN" in said and own_site.sandbox.run(["squeue"], check=False).returncode == 0
 
-    own_site.wait(taken_over, "the backup answers", 60)
+    own_site.wait(taken_over, "the backup answers")
     assert own_site.job(job)["state"] == "running"
-    own_site.wait(lambda: own_site.client.get("/v1/daemon")["slurm"]["ok"], "transomd hears the backup", 60)
+    own_site.wait(lambda: own_site.client.get("/v1/daemon")["slurm"]["ok"], "transomd hears the backup")
+    own_site.goes_on(job)
+    own_site.let_end()
     detail = check_end(own_site, job, drained=set())
     assert len(detail["launches"]) == 1
     assert detail["incidents"] == []

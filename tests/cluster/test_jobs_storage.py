@@ -8,7 +8,7 @@ import sys
 
 import leaving
 import pytest
-from jobs import Site, check_end, needs_fuse
+from jobs import Site, check_end, needs_fuse, patient
 from transom_slurm.sandbox import targets
 
 from transomd.tce.catalogue import list_checkpoints
@@ -29,6 +29,7 @@ def test_mount_that_does_not_answer(site: Site) -> None:
     assert {i["confidence"] for i in detail["incidents"]} == {"medium"}
 
 
+@patient
 def test_disk_full_on_one_node(site: Site) -> None:
     """The program dies of ENOSPC when it saves: storage, no node's fault; it goes on when there is space again."""
     job = site.submit("--then 20", more="policy: {max_restarts: 5}\n")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -53,14 +52,11 @@ class OwnSite(Site):
         self.client = Client(str(self.socket))
         self.daemon: subprocess.Popen[bytes] | None = None
 
-    def start_daemon(self) -> None:
-        with open(self.root / "transomd.log", "ab") as log:
-            argv = self.person.argv([sys.executable, "-m", "transomd.daemon"])
-            env = {"SLURM_CONF": self.sandbox.env()["SLURM_CONF"], "PATH": os.environ["PATH"]}
-            self.daemon = subprocess.Popen(
-                self.sandbox.hub_argv(argv), env=env, cwd="/", stdout=log, stderr=log, start_new_session=True
-            )
-        self.wait(self._answers, "transomd answers", 30)
+    def daemon_argv(self) -> list[str]:
+        return self.person.argv([sys.executable, "-m", "transomd.daemon"])
+
+    def daemon_env(self) -> dict[str, str]:
+        return {"SLURM_CONF": self.sandbox.env()["SLURM_CONF"], "PATH": os.environ["PATH"]}
 
     def submit(
         self,
@@ -105,9 +101,9 @@ def test_power_loss_of_a_node(cluster: Sandbox, persons: list[Person]) -> None:
     with own(cluster, alice, ssh=True) as site:
         told = site.client.get("/v1/daemon")
         assert (told["mode"], told["owner"]) == ("personal", alice.name)
-        job = site.submit()
+        job = site.submit("--then 20")
         site.wait_step(job, 7)
-        site.wait(lambda: _reached(site, "n1"), "nodes are looked at as the user", 60)
+        site.wait(lambda: _reached(site, "n1"), "nodes are looked at as the user")
         site.sandbox.fail("n2", "power")
         detail = check_end(site, job, drained=set())
         assert "n2" not in detail["launches"][-1]["nodes"]
@@ -160,9 +156,7 @@ def test_a_loss_of_the_batch_host_and_a_killed_daemon(cluster: Sandbox, persons:
         host = next(word.partition("=")[2] for word in told.split() if word.startswith("BatchHost="))
         site.sandbox.fail(host, "power")
         site.wait_event(job, "failure")
-        assert site.daemon is not None
-        os.killpg(site.daemon.pid, signal.SIGKILL)
-        site.daemon.wait()
+        site.kill_daemon()
         time.sleep(1)
         site.start_daemon()
         detail = check_end(site, job, drained=set())

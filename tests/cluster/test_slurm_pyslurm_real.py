@@ -150,7 +150,7 @@ def test_a_job_is_brought_through_a_lost_node_by_a_daemon_that_asks_pyslurm(pyth
     wish = f'[slurm]\nclient = "pyslurm"\npyslurm_python = "{python}"\n'
     path.write_text(path.read_text().replace("[slurm]\n", wish))
     site.start_daemon()
-    job = site.submit("--steps 50")
+    job = site.submit("--then 20")
     site.wait_step(job, 7)
     site.sandbox.fail("n2", "power")
     check_end(site, job, drained={"n2"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,17 +33,8 @@ class UserSite(Site):
         text = file.read_text().replace("[daemon]\n", f'[daemon]\npython = "{python}"\n')
         file.write_text(text.replace("[health]\n", "[health]\ncollective_timeout_s = 30\n"))
 
-    def start_daemon(self) -> None:
-        with open(self.root / "transomd.log", "ab") as log:
-            argv = [sys.executable, "-m", "transomd.daemon", "--config", str(self.root / "transomd.toml")]
-            self.daemon = subprocess.Popen(
-                self.sandbox.hub_argv([*ONLY_THESE_RIGHTS, *argv]),
-                env={**os.environ, **self.sandbox.env()},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.wait(self._answers, "transomd answers", 30)
+    def daemon_argv(self) -> list[str]:
+        return [*ONLY_THESE_RIGHTS, *super().daemon_argv()]
 
     @property
     def url(self) -> str:

@@ -29,11 +29,11 @@ def run_dir(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def launcher(run_dir: RunDir, nodes: tuple[str, ...] = ("n1", "n2")) -> Launcher:
+def launcher(run_dir: RunDir, nodes: tuple[str, ...] = ("n1", "n2"), watch: Watch | None = None) -> Launcher:
     options = Options(run_dir=run_dir, job_id=1, attempt=1, generation=1, slurm_job_id=7, nodes=nodes, host="n1")
     spec = JobSpec(name="t", command="true", nodes=2, workdir="/", checkpoint={"dir": str(run_dir.root / "ck")})
     link: Any = None
-    return Launcher(options, link, spec, Watch())
+    return Launcher(options, link, spec, watch or Watch())
 
 
 async def test_never_started_on_fewer_nodes_than_asked_for(run_dir: RunDir) -> None:
@@ -48,6 +48,21 @@ async def test_agents_of_an_earlier_allocation_do_not_count(run_dir: RunDir) -> 
     made = launcher(run_dir)
     made.agents.hub._heard = {"n1": time.monotonic(), "n9": time.monotonic()}
     assert made.agents.alive() == ["n1"]
+
+
+@pytest.mark.parametrize("timeout_s", [2.0, 4.0, 15.0])
+async def test_a_machine_that_stood_still_has_lost_no_agent(run_dir: RunDir, timeout_s: float) -> None:
+    """However short their silence may be: the launcher stood still with them, and they get their time."""
+    made = launcher(run_dir, watch=Watch(heartbeat_timeout_s=timeout_s))
+    now = [made._awake()]
+    made._awake._clock = lambda: now[0]
+    made.agents.hub._heard = {"n1": made._awake()}
+    now[0] += timeout_s + 0.5
+    assert made.agents.alive() == ["n1"]
+    for _ in range(20):
+        now[0] += 0.9
+        made._awake()
+    assert made.agents.alive() == []
 
 
 async def test_an_agent_ends_when_the_job_has_another_allocation(run_dir: RunDir, monkeypatch: Any) -> None:

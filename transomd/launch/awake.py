@@ -12,18 +12,19 @@ ASLEEP_S = 5.0
 class Awake:
     """Seconds that this process was awake; what it waits for was stopped as well, and gets its time when it goes on.
 
-    It must be called often (:data:`ASLEEP_S`) by whoever keeps it; ``clock`` gives monotonic seconds.
+    It must be called often (``asleep_s``) by whoever keeps it; ``clock`` gives monotonic seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, asleep_s: float = ASLEEP_S) -> None:
         self._clock = clock
+        self._asleep_s = asleep_s
         self._last = clock()
         self._asleep = 0.0
 
     def __call__(self) -> float:
         """Return the time."""
         now = self._clock()
-        if now - self._last > ASLEEP_S:
+        if now - self._last > self._asleep_s:
             self._asleep += now - self._last
         self._last = now
         return now - self._asleep

@@ -20,7 +20,7 @@ from typing import Any
 from transomd.api.wire import Directive, LauncherReport
 from transomd.launch import stages
 from transomd.launch.agents import Agents
-from transomd.launch.awake import Awake
+from transomd.launch.awake import ASLEEP_S, Awake
 from transomd.launch.claims import Claims
 from transomd.launch.course import Course
 from transomd.launch.daemon_link import DaemonLink
@@ -55,7 +55,8 @@ class Launcher:
         self.link = link
         self.spec = spec
         self.watch = watch
-        self._awake = Awake()
+        # A stop of half the time that an agent may be silent is not yet silence; a longer one must not become it.
+        self._awake = Awake(asleep_s=max(5 * TICK_S, min(ASLEEP_S, watch.heartbeat_timeout_s / 2)))
         self.agents = Agents(options, watch, self._awake)
         self.folder = CheckpointFolder(spec.checkpoint.dir)
         self.course = Course()
