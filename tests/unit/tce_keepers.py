@@ -17,6 +17,8 @@ from transomd.tce.memory.arena import Arena
 from transomd.tce.memory.tenant import FENCED_S
 from transomd.tce.memory.tier import MemoryTier
 
+ENOUGH_S, SOON_S = 60.0, 25.0
+"""Enough for whatever is to come, on a machine that pauses; soon, for what waits for nothing that stands still."""
 VARIABLES = (
     *(f"TRANSOM_{name}" for name in ("CHECKPOINT_DIR", "EPOCH", "RESUME_STEP", "CHECKPOINT_KEEP", "AGENT")),
     "TRANSOM_CHECKPOINT_MEMORY",
@@ -90,7 +92,7 @@ def newest_slot(arena: Arena) -> int:
     return max(range(arena.slots), key=lambda slot: arena.state(slot).order)
 
 
-def wait_for(true: Callable[[], Any], seconds: float = 10.0) -> bool:
+def wait_for(true: Callable[[], Any], seconds: float = ENOUGH_S) -> bool:
     """Whether it became true in time."""
     deadline = time.monotonic() + seconds
     while not true():

@@ -37,7 +37,7 @@ class Node:
         env = {**os.environ, "TRANSOM_CHECKPOINT_MEMORY": self.memory}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(argv, env=env, stderr=log)
-        assert wait_for(self._answers, 20), self.log.read_text()
+        assert wait_for(self._answers), self.log.read_text()
         self.port = self.status()["port"]
 
     def _answers(self) -> bool:

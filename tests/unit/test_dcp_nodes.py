@@ -78,7 +78,7 @@ def test_a_step_of_a_lost_node_comes_to_storage_before_the_start_that_loaded_it_
         n1.kill()
         pair([n2, n3], {"n2": "n3", "n3": "n2"}, epoch=2)
         ranks("load_copied", count, place, [n2, n3])
-        assert wait_for(lambda: (1, 2, 2) in stored(place / "held"), 60), [node.status() for node in (n2, n3)]
+        assert wait_for(lambda: (1, 2, 2) in stored(place / "held")), [node.status() for node in (n2, n3)]
         n2.kill()
         n3.kill()
     is_what_was_saved(place / "held")
@@ -91,7 +91,7 @@ def test_it_comes_to_storage_while_the_start_that_loaded_it_saves_on_with_more_r
         n1.kill()
         pair([n2, n3], {"n2": "n3", "n3": "n2"}, epoch=2)
         ranks("load_and_go_on", 3, place, [n2, n3])
-        assert wait_for(lambda: (2, 2, 3) in stored(place / "held"), 60), [node.status() for node in (n2, n3)]
+        assert wait_for(lambda: (2, 2, 3) in stored(place / "held")), [node.status() for node in (n2, n3)]
     is_what_was_saved(place / "held")
 
 
@@ -197,7 +197,7 @@ def apart() -> Iterator[tuple[Path, list[Node]]]:
 
 def forget_storage(directory: Path) -> None:
     """Wait until what was staged is stored, as the program is gone, and remove it."""
-    assert wait_for(lambda: (2, 1, 4) in stored(directory), 60)
+    assert wait_for(lambda: (2, 1, 4) in stored(directory))
     for folder in directory.glob("step-*"):
         shutil.rmtree(folder)
 
@@ -211,7 +211,7 @@ def test_shards_of_a_lost_node_are_fetched_from_its_partner(place: Path) -> None
     with nodes(place.parent, 3) as (n1, n2, n3):
         pair([n1, n2, n3], {"n1": "n2", "n2": "n1"})
         ranks("save", 4, place, [n1, n2])
-        assert wait_for(lambda: {2} <= {*n2.copies(0)} & {*n2.copies(1)}, 60), n2.status()
+        assert wait_for(lambda: {2} <= {*n2.copies(0)} & {*n2.copies(1)}), n2.status()
         forget_storage(place / "memory")
         n1.kill()
         pair([n2, n3], {}, epoch=2)

@@ -65,7 +65,7 @@ def test_another_number_of_ranks_loads_it_from_either_tier_as_dcps_own_reader_do
 
 
 def test_what_was_in_memory_alone_is_stored_when_its_program_is_gone(saved: Path) -> None:
-    assert wait_for(lambda: any(item.complete for item in list_checkpoints(saved / "memory")), 30)
+    assert wait_for(lambda: any(item.complete for item in list_checkpoints(saved / "memory")))
     found = [item for item in list_checkpoints(saved / "memory") if item.complete]
     assert [(item.ranks, verify(item.path)) for item in found] == [(4, [])] * len(found)
 

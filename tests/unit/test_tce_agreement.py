@@ -191,7 +191,7 @@ def test_a_keeper_gives_up_no_copy_that_it_was_told_to_keep(directory: Path) -> 
             engine.save(step, state).wait("replica", timeout=60)
         n2.ask(op="keep", steps=[[1, 1], [1, 2]], aim=None)
         handle = engine.save(3, state)
-        assert wait_for(lambda: n1.status()["ranks"][0]["stages"]["memory"]["step"] == 3, 60)
+        assert wait_for(lambda: n1.status()["ranks"][0]["stages"]["memory"]["step"] == 3)
         assert not wait_for(lambda: handle.done("replica"), 1.0)
         assert n2.copies() == [2, 1]
         assert n1.status()["replica_problem"] == ""
@@ -235,8 +235,8 @@ def test_a_rank_that_is_gone_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = nobody.getsockname()
     copier.turn_to(("n2", address))
-    assert wait_for(lambda: copier.problem.startswith("copies do not reach n2"), 60)
-    assert wait_for(lambda: copier._wait_s() is not None, 60)
+    assert wait_for(lambda: copier.problem.startswith("copies do not reach n2"))
+    assert wait_for(lambda: copier._wait_s() is not None)
     there.clear()
     assert wait_for(lambda: copier._wait_s() is None, 2 * LAST_RETRY_S)
     rank.arena.close()

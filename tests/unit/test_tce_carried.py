@@ -62,7 +62,7 @@ def test_the_copy_of_a_lost_node_comes_to_storage_whole(directory: Path) -> None
         pair([n2, n3], {"n3": "n2"}, epoch=2)
         on(n3)
         second = loaded(directory, engine, n3, "copy of another node", 7)
-        assert wait_for(lambda: stored(directory) == [(7, 2)], 60), n3.status()
+        assert wait_for(lambda: stored(directory) == [(7, 2)]), n3.status()
         # Now the loss of both that hold it costs nothing.
         n2.kill()
         n3.kill()
@@ -84,7 +84,7 @@ def test_a_damaged_own_slot_is_not_made_this_start_s_own_but_the_copy_is(directo
         flip(n1, 0, copy=False)
         pair([n1, n2], {"n1": "n2"}, epoch=2)
         second = loaded(directory, engine, n1, "copy of another node", 7)
-        assert wait_for(lambda: stored(directory) == [(7, 2)], 60), n1.status()
+        assert wait_for(lambda: stored(directory) == [(7, 2)]), n1.status()
         second.close(0)
         third = CheckpointEngine(directory, rank=0, world_size=1, epoch=3, memory=False)
         state: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def test_a_step_of_its_own_memory_comes_to_storage_whatever_storage_gets(directo
         engine = engine_of(directory, 1)
         engine.save(7, state_of(7, 0))
         second = loaded(directory, engine, n1, "memory", 7)
-        assert wait_for(lambda: stored(directory) == [(7, 2)], 60), n1.status()
+        assert wait_for(lambda: stored(directory) == [(7, 2)]), n1.status()
         second.close(0)
 
 
@@ -113,7 +113,7 @@ def test_a_step_in_memory_that_was_outgrown_comes_to_storage_too(directory: Path
             1 << 22
         )  # killed while it saves a larger state, for which it has got other memory
         second = loaded(directory, engine, n1, "memory", 7)
-        assert wait_for(lambda: stored(directory) == [(7, 2)], 20), n1.status()
+        assert wait_for(lambda: stored(directory) == [(7, 2)]), n1.status()
         second.close(0)
 
 

@@ -114,7 +114,7 @@ def test_the_engine_brings_back_from_storage_whatever_changed_between_saves(stat
     with folder() as place:
         engine = CheckpointEngine(place, rank=0, world_size=1, epoch=1, memory=False)
         for step, state in enumerate(states, 1):
-            engine.save(step, state).wait(timeout=10)
+            engine.save(step, state).wait(timeout=60)
             assert came_back(engine, step, state)
 
 

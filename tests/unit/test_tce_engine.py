@@ -58,7 +58,7 @@ def engines(directory: Path, count: int, epoch: int = 1, **settings: Any) -> lis
 def save_all(ranks: list[CheckpointEngine], step: int) -> None:
     handles = [engine.save(step, state_of(step, engine.rank)) for engine in ranks]
     for handle in handles:
-        handle.wait(timeout=5)
+        handle.wait(timeout=60)
 
 
 def loaded(engine: CheckpointEngine) -> tuple[int | None, dict[str, Any]]:
@@ -81,7 +81,7 @@ def names(directory: Path) -> list[tuple[int, int]]:
 def test_the_newest_comes_back_in_place(tmp_path: Path) -> None:
     with CheckpointEngine(tmp_path) as engine:
         for step in (5, 10):
-            engine.save(step, state_of(step)).wait(timeout=5)
+            engine.save(step, state_of(step)).wait(timeout=60)
     model = torch.nn.Linear(4, 3)
     state = {"model": {"w": model.weight, "b": None}, "mine": None}
     again = CheckpointEngine(tmp_path)
@@ -418,7 +418,7 @@ def test_a_program_that_begins_again_in_its_epoch_does_not_mix_old_files_in(tmp_
     second.save(1, state_of(55, 1))
     ranks = engines(tmp_path, 2, epoch=1)
     assert not ranks[0].save(1, state_of(1)).done()
-    ranks[1].save(1, state_of(1, 1)).wait(timeout=5)
+    ranks[1].save(1, state_of(1, 1)).wait(timeout=60)
     assert_is(loaded(engines(tmp_path, 2, epoch=2)[1])[1], 1, 1)
     assert first.epoch == 1
 
@@ -454,7 +454,7 @@ def test_a_failed_save_never_stops_the_training(
     told = [record for record in caplog.records if "training goes on" in record.message]
     assert len(told) == 3
     assert CheckpointEngine(tmp_path).load(state_of(0)) == 1
-    engine.save(5, state_of(5)).wait(timeout=5)
+    engine.save(5, state_of(5)).wait(timeout=60)
     assert names(tmp_path) == [(5, 1), (1, 1)]
 
 
@@ -465,7 +465,7 @@ def test_a_failure_of_one_rank_is_told_to_the_others(tmp_path: Path, monkeypatch
         second.save(1, state_of(1, 1))
     handle = first.save(1, state_of(1))
     with pytest.raises(CheckpointError, match=r"rank 1 could not write: .*bad"):
-        handle.wait(timeout=5)
+        handle.wait(timeout=60)
     left = [path.name for path in list_checkpoints(tmp_path)[0].path.iterdir()]
     assert left == ["rank-00001.failed"]
 
@@ -475,7 +475,7 @@ def test_a_failed_step_can_be_saved_again(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as context:
         context.setattr("transomd.tce.image.write_file", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
         assert not engine.save(1, state_of(1)).done()
-    engine.save(1, state_of(1)).wait(timeout=5)
+    engine.save(1, state_of(1)).wait(timeout=60)
     assert not list(tmp_path.rglob("*.failed"))
     assert_is(loaded(CheckpointEngine(tmp_path))[1], 1)
 
@@ -497,7 +497,7 @@ def test_a_directory_that_vanished_is_made_again(tmp_path: Path) -> None:
     engine = CheckpointEngine(tmp_path / "c", epoch=1)
     engine.save(1, state_of(1))
     shutil.rmtree(tmp_path / "c")
-    engine.save(2, state_of(2)).wait(timeout=5)
+    engine.save(2, state_of(2)).wait(timeout=60)
 
 
 def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
@@ -510,12 +510,12 @@ def test_a_program_that_only_loads_fences_nobody(tmp_path: Path) -> None:
     training = CheckpointEngine(tmp_path)
     training.save(1, state_of(1))
     assert CheckpointEngine(tmp_path).load(state_of(0)) == 1
-    training.save(2, state_of(2)).wait(timeout=5)
+    training.save(2, state_of(2)).wait(timeout=60)
 
 
 def test_two_programs_in_one_directory_are_told(tmp_path: Path) -> None:
     first, second = CheckpointEngine(tmp_path), CheckpointEngine(tmp_path)
-    first.save(1, state_of(1)).wait(timeout=5)
+    first.save(1, state_of(1)).wait(timeout=60)
     with pytest.raises(CheckpointError, match="two programs write into one directory"):
         second.save(1, state_of(1)).wait()
 

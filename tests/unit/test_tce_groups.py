@@ -339,7 +339,7 @@ def test_parts_of_a_lost_node_come_from_the_ranks_that_hold_the_same(
         for rank in (2, 3):
             engines[rank].save(1, state_of(1, rank))
         on(n2)
-        assert wait_for(lambda: digested(directory, 2) and digested(directory, 3), 60), n2.status()
+        assert wait_for(lambda: digested(directory, 2) and digested(directory, 3)), n2.status()
         for handle in [engines[rank].save(1, state_of(1, rank)) for rank in (0, 1)]:
             handle.wait("replica", timeout=60)
         halves = [Groups({"k": ranks}, ranks[0], 4).name_of("k") for ranks in PAIRS]

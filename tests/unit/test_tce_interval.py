@@ -260,14 +260,14 @@ def test_two_ranks_store_the_first_step_and_what_is_left_at_the_end(directory: P
             handles = save(found, ranks, step)
         assert all(schedule(engine).every > 8 for engine in ranks)
         told = [{"step": 1, "every": schedule(engine).every, "why": why(engine)} for engine in ranks]
-        assert wait_for(lambda: [stored(node) for node in found] == told, 60)
+        assert wait_for(lambda: [stored(node) for node in found] == told)
         for handle in handles:
             with pytest.raises(CheckpointError, match="chosen by measure"):
                 handle.wait(timeout=60)
         assert complete(directory) == [1]
         for engine in ranks:
             engine.close(0)
-        assert wait_for(lambda: complete(directory) == [1, 7], 60)
+        assert wait_for(lambda: complete(directory) == [1, 7])
         assert all(engine.skipped == engine.failed == 0 for engine in ranks)
 
 
@@ -290,7 +290,7 @@ def test_a_write_takes_until_the_last_rank_has_written(directory: Path) -> None:
     with nodes(directory.parent, 2) as found:
         ranks = engines(directory, found, storage_every="auto")
         (first,) = save(found[:1], ranks[:1], 1)
-        assert wait_for(lambda: not first.done() and ranks[0].saved == 1, 60)
+        assert wait_for(lambda: not first.done() and ranks[0].saved == 1)
         written = time.monotonic()
         assert not wait_for(first.done, 0.5)
         late = time.monotonic() - written
@@ -315,7 +315,7 @@ def test_a_rank_with_longer_windows_joins_what_another_has_begun(directory: Path
             save(found, ranks, step)
             # The folder of a step that one rank has begun is there at once; the other looks with its next save.
             assert step != 4 or wait_for(lambda: (directory / "step-000000004.epoch-000001").is_dir(), 60)
-        assert wait_for(lambda: complete(directory) == [1, 4], 60)
+        assert wait_for(lambda: complete(directory) == [1, 4])
         for step in range(6, 9):
             last = save(found, ranks, step)
         for handle in last:
@@ -337,7 +337,7 @@ def test_another_keeper_hears_which_steps_are_due(directory: Path) -> None:
         blocked = directory / "step-000000004.epoch-000001"
         blocked.write_text("in the way of the folder")
         (handle,) = save([node], [engine], 4)
-        assert wait_for(lambda: bool(node.status()["ranks"][0]["problem"]), 60)
+        assert wait_for(lambda: bool(node.status()["ranks"][0]["problem"]))
         node.kill()
         blocked.unlink()
         node.start()

@@ -182,7 +182,7 @@ def test_a_step_is_stored_whose_slot_the_program_marked_before_it_saw_that_it_wa
     monkeypatch.setattr(Arena, "release", given_way)
     rank.stage(0, step=3, seq=1)
     rank.take_over(owner())
-    assert wait_for(lambda: rank.heard("complete") or rank.heard("failed"), 30)
+    assert wait_for(lambda: rank.heard("complete") or rank.heard("failed"))
     assert rank.stored() == [(1, 3)]
 
 
@@ -297,7 +297,7 @@ def test_a_look_while_the_program_is_there_is_none_of_a_later_start(rank: Rank) 
     rank.visited()
     rank.abandon()
     rank._persister.fenced_at = time.monotonic()
-    assert wait_for(lambda: not rank._persister.busy, 60)
+    assert wait_for(lambda: not rank._persister.busy)
     assert not rank.waits_only, "a later start has not seen yet what it has fenced"
     rank.visited()
-    assert wait_for(lambda: rank.waits_only, 60)
+    assert wait_for(lambda: rank.waits_only)

@@ -83,6 +83,6 @@ def test_what_is_kept_elsewhere_stays_in_own_memory_while_the_program_saves_on(d
         for step in range(13, 19):
             engine.save(step, state)
         # While another step is being copied there may be no slot left for an instant.
-        assert wait_for(lambda: engine.save(19, state).done("memory"), 60)
-        assert wait_for(lambda: n1.status()["ranks"][0]["stages"]["memory"]["step"] == 19, 60)
+        assert wait_for(lambda: engine.save(19, state).done("memory"))
+        assert wait_for(lambda: n1.status()["ranks"][0]["stages"]["memory"]["step"] == 19)
         engine.close(0)

@@ -64,7 +64,7 @@ def test_only_the_steps_of_the_interval_are_copied_and_the_others_say_so_at_once
                 handle.wait("storage")
         assert n1.status()["ranks"][0]["replica_every"] == 2
         # Nor is what was saved last copied where the program pauses.
-        assert wait_for(lambda: n2.copies() == [4, 2], 60)
+        assert wait_for(lambda: n2.copies() == [4, 2])
         assert not wait_for(lambda: n2.copies() != [4, 2], 1.5 * QUIET_S)
         n1.kill()
         pair([n2, n3], {"n2": "n3"}, epoch=2)
@@ -101,7 +101,7 @@ def test_another_keeper_hears_which_steps_are_to_be_copied(directory: Path) -> N
         n1.start()
         pair([n1, n2], {"n1": "n2"}, epoch=1)
         # The first save may still find the keeper lost.
-        assert wait_for(lambda: engine.save(4, state_of(4)).done("memory"), 60)
+        assert wait_for(lambda: engine.save(4, state_of(4)).done("memory"))
         assert n1.status()["ranks"][0]["replica_every"] == 3
         engine.save(6, state_of(6)).wait("replica", timeout=60)
         assert n2.copies() == [6, 3]
@@ -121,7 +121,7 @@ def test_all_ranks_copy_the_same_steps_however_many_are_saved_between(directory:
                 on(node)
                 assert engine.save(step, {"x": torch.full((500_000,), float(step))}).done("memory")
             seen |= {*copies(found, 0), *copies(found, 1)}
-        assert wait_for(lambda: copies(found, 0)[:1] == copies(found, 1)[:1] == [64], 60)
+        assert wait_for(lambda: copies(found, 0)[:1] == copies(found, 1)[:1] == [64])
         seen |= {*copies(found, 0), *copies(found, 1)}
         assert seen <= set(range(8, 65, 8))
         for engine in engines:
@@ -153,7 +153,7 @@ def test_a_damaged_table_keeps_no_other_step_from_its_digests(tmp_path: Path) ->
         rank.stage(slot, step, seq=step)
     rank.arenas[0].image(0)[5] ^= 1
     rank.ring()
-    assert wait_for(lambda: [entry[2].step for entry in rank.staged() if rank.digested(entry)] == [4], 30)
+    assert wait_for(lambda: [entry[2].step for entry in rank.staged() if rank.digested(entry)] == [4])
     assert [entry[2].step for entry in rank.staged()] == [4]
     assert rank.heard("uncopied") == [3]
     rank.close()

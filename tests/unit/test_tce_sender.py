@@ -64,7 +64,7 @@ def test_a_partner_that_fails_on_one_rank_gets_the_copies_of_the_others(director
         engines.callback(first.close, 0)
         engines.callback(second.close, 0)
         held_back = first.save(1, state_of(1))
-        assert wait_for(lambda: picky.failed > 1, 60)
+        assert wait_for(lambda: picky.failed > 1)
         for step in (1, 2, 3):
             second.save(step, state_of(step)).wait("replica", timeout=60)
             assert "copies of rank 0 do not reach n2" in n1.status()["replica_problem"]
@@ -90,7 +90,7 @@ def test_a_holder_that_dies_amid_a_copy_gets_those_of_the_other_ranks_again(dire
             offered.wait("replica", timeout=1.0)
         os.kill(n2.process.pid, signal.SIGKILL)
         n2.process.wait()
-        assert wait_for(lambda: "refused" in n1.status()["replica_problem"], 60)
+        assert wait_for(lambda: "refused" in n1.status()["replica_problem"])
         n2.start()
         offered.wait("replica", timeout=60)
-        assert wait_for(lambda: n2.copies(0) == [1], 60)
+        assert wait_for(lambda: n2.copies(0) == [1])

@@ -155,7 +155,7 @@ def test_a_lost_node_costs_neither_what_others_hold_alike_nor_shards_that_have_a
         pair([n2, n3], {}, epoch=2)
         ranks("load_copied", 4, place, [n3, n2])
         # What memory alone had is stored by the start that loaded it, by the first rank of each group.
-        assert wait_for(lambda: any(item.complete and item.epoch == 2 for item in list_checkpoints(place / "c")), 60)
+        assert wait_for(lambda: any(item.complete and item.epoch == 2 for item in list_checkpoints(place / "c")))
     assert sorted(part.ranks for part in parts_of_epoch(place / "c", 2)) == [(0,), (0, 2), (1,), (1, 3), (2,), (3,)]
 
 

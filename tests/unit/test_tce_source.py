@@ -40,7 +40,7 @@ def test_a_keeper_that_is_called_only_after_the_load_keeps_what_was_loaded(direc
     with CheckpointEngine(directory, keep=1) as engine:
         assert engine.load(state_of(0)) == 2
         save(engine, 3, 4)
-        assert wait_for(lambda: complete(directory) == [(2, 1), (4, 2)], 30), complete(directory)
+        assert wait_for(lambda: complete(directory) == [(2, 1), (4, 2)]), complete(directory)
 
 
 def test_a_keeper_that_takes_over_from_a_dead_one_keeps_what_was_loaded(directory: Path) -> None:
@@ -50,4 +50,4 @@ def test_a_keeper_that_takes_over_from_a_dead_one_keeps_what_was_loaded(director
         save(engine, 3)
         os.kill(keeper_of(directory), signal.SIGKILL)
         save(engine, 5, 6)
-        assert wait_for(lambda: complete(directory) == [(2, 1), (6, 2)], 30), complete(directory)
+        assert wait_for(lambda: complete(directory) == [(2, 1), (6, 2)]), complete(directory)

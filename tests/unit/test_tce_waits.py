@@ -88,7 +88,7 @@ def test_a_step_that_is_saved_while_others_are_waited_for_is_waited_for_as_long_
     memory = engine._memory
     assert memory is not None
     handle = engine.save(1, state_of(1))
-    assert wait_for(lambda: not (handle.done() or memory.ledger.unwritten), 60)
+    assert wait_for(lambda: not (handle.done() or memory.ledger.unwritten))
     pid = keeper_of(directory)
     stop(pid)
     monkeypatch.setattr(tier, "_PEERS_S", 0.5)
@@ -168,7 +168,7 @@ def test_a_step_whose_slot_a_save_marked_and_gave_back_is_still_waited_for(direc
         memory._tell_staged()
         link = memory._lease._link
         assert link is not None
-        assert wait_for(lambda: link.ask("status") and any(told["t"] == "uncopied" for told in link.news), 60)
+        assert wait_for(lambda: link.ask("status") and any(told["t"] == "uncopied" for told in link.news))
         arena.set_state(slot, before)
         with pytest.raises(TimeoutError):
             handle.wait("replica", timeout=0.1)
@@ -282,7 +282,7 @@ def test_the_copy_of_a_step_is_not_taken_for_one_of_what_was_saved_anew_before_t
         engine.save(5, state_of(5))
         opened = memory.open(5, Table(0, 1, (), ()))  # it hears no news until this is published
         os.kill(n2.process.pid, signal.SIGCONT)
-        assert wait_for(lambda: n1.status()["ranks"][0]["stages"].get("replica"), 60)
+        assert wait_for(lambda: n1.status()["ranks"][0]["stages"].get("replica"))
         stop(n2.process.pid)
         anew = SaveHandle(5, lambda: memory.progress(5), pause=memory.pause)
         memory.publish(opened, 5, Table(0, 1, (), ()), anew)
