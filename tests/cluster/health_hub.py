@@ -38,7 +38,7 @@ async def do_reduce(pool: SshPool, request: dict[str, Any]) -> Any:
 
 async def do_fence(pool: SshPool, request: dict[str, Any]) -> Any:
     """Per node: whether it is clean, what was killed, why it could not be reached."""
-    reports = await fence_all(pool, request["nodes"], request["job"], request["epoch"], timeout=5.0)
+    reports = await fence_all(pool, request["nodes"], request["job"], request["epoch"], timeout=20.0)
     return {node: {"clean": r.clean, "killed": r.killed, "failure": r.failure} for node, r in reports.items()}
 
 
@@ -50,7 +50,7 @@ async def main() -> None:
         config=Path(request["config"]),
         client_keys=(Path(request["key"]),),
         user="root",
-        connect_timeout=request.get("connect_timeout", 5.0),
+        connect_timeout=10.0,
     )
     async with SshPool(settings) as pool:
         print(

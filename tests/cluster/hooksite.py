@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobs import Site
+from jobs import ENOUGH_S, Site
 from transom_slurm.parsers import parse_nodes
 from transom_slurm.sandbox import Sandbox
 
@@ -95,7 +95,7 @@ class HookSite:
             process.wait()
 
     def _wait_listening(self, port: int) -> None:
-        end = time.monotonic() + 10
+        end = time.monotonic() + ENOUGH_S
         connect = ["bash", "-c", f"exec 3<>/dev/tcp/{HUB}/{port}"]
         while self.sandbox.run(connect, check=False).returncode:
             assert time.monotonic() < end, f"nothing listens on {port}"
@@ -112,9 +112,9 @@ class HookSite:
         """One job as scontrol shows it."""
         return dict(re.findall(r"(\w+)=(\S*)", self.sandbox.run(["scontrol", "-o", "show", "job", job]).stdout))
 
-    def wait_job(self, job: str, *states: str, within_s: float = 40) -> dict[str, str]:
+    def wait_job(self, job: str, *states: str) -> dict[str, str]:
         """Poll until a job is in one of some states."""
-        end = time.monotonic() + within_s
+        end = time.monotonic() + ENOUGH_S
         while (found := self.job(job))["JobState"] not in states:
             assert time.monotonic() < end, f"not {states}: {found}"
             time.sleep(0.1)

@@ -82,7 +82,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, make_sandbox: object) -> Ite
     for demo in started:
         if demo.process.poll() is None:
             demo.process.terminate()
-            demo.process.wait(60)
+            demo.end()
 
 
 def test_the_demo_proves_what_it_promises_and_leaves_nothing(start: Callable[..., Demo]) -> None:
@@ -120,9 +120,9 @@ def test_a_signal_cleans_up_and_a_second_one_does_not_stop_that(
     demo = start()
     demo.wait_for(moment)
     os.killpg(demo.process.pid, number)
-    demo.wait_for("cleaning up", 30)
+    demo.wait_for("cleaning up")
     os.killpg(demo.process.pid, number)
-    assert demo.end(60) == code, demo.said()
+    assert demo.end() == code, demo.said()
     assert "Cleaned up" in demo.said()
     assert "Traceback" not in demo.said()
     assert demo.left() == []
@@ -135,7 +135,7 @@ def test_when_transomd_dies_it_says_so_keeps_the_logs_and_cleans_up(start: Calla
     daemons = demo.processes("transomd")
     assert len(daemons) == 1
     os.kill(daemons[0], signal.SIGKILL)
-    assert demo.end(60) == 1, demo.said()
+    assert demo.end() == 1, demo.said()
     said = demo.said()
     assert "transomd ended with exit code -9" in said
     kept = list((demo.folder / "t").iterdir())

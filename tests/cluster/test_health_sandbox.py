@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from health_python import interpreter
+from jobs import ENOUGH_S
 from transom_slurm.sandbox import Sandbox, processes, targets
 from transom_slurm.sandbox.waiting import until
 
@@ -64,7 +65,7 @@ def test_faults_are_told_apart_and_cost_no_other_node(sandbox: Sandbox) -> None:
     for code in (13, 31, 43, 45, 63):
         sandbox.fail("n3", f"xid:{code}")
     sandbox.fail("n4", "net-cut")
-    found = probe(sandbox, *NODES, connect_timeout=2.0)
+    found = probe(sandbox, *NODES)
     assert unfit(found["n1"]) == {"xid", "gpu-count"}
     assert found["n1"]["checks"]["xid"]["signature"] == "XID-79"
     assert "fallen off the bus" in found["n1"]["checks"]["xid"]["evidence"]
@@ -100,11 +101,13 @@ def test_fence_a_job_whose_slurmd_is_dead(sandbox: Sandbox, tmp_path: Path) -> N
         "TRANSOM_EPOCH=2 srun -K0 --overlap -n2 -N2 tail -f /dev/null &\nwait\n"
     )
     sandbox.run(["sbatch", "--no-requeue", "--no-kill", "-N2", "-wn[1-2]", f"-o{tmp_path}/out", str(script)])
-    both = until(lambda: all(named(sandbox, node, name) for node in ("n1", "n2") for name in ("sleep", "tail")), 20)
+    both = until(
+        lambda: all(named(sandbox, node, name) for node in ("n1", "n2") for name in ("sleep", "tail")), ENOUGH_S
+    )
     assert both, (tmp_path / "out").read_text()
     sandbox.fail("n2", "slurmd-kill")
     sandbox.fail("n4", "net-cut")
-    found = hub(sandbox, "fence", ["n2", "n3", "n4"], job="j1", epoch=1, connect_timeout=2.0)
+    found = hub(sandbox, "fence", ["n2", "n3", "n4"], job="j1", epoch=1)
     assert found["n2"]["clean"]
     assert len(found["n2"]["killed"]) == 1
     assert found["n3"] == {"clean": True, "killed": [], "failure": None}
@@ -127,7 +130,7 @@ def test_all_reduce_with_a_node_cut_off_names_nobody(sandbox: Sandbox) -> None:
     user, python, env = interpreter()
     sandbox.fail("n3", "net-cut")
     options = {"python": python, "user": user, "env": env, "timeout": 20.0}
-    found = hub(sandbox, "reduce", ["n1", "n2", "n3"], options=options, connect_timeout=2.0)
+    found = hub(sandbox, "reduce", ["n1", "n2", "n3"], options=options)
     assert found["outcome"] == "unknown"
     assert found["bus_gbps"] is None
     assert not [pid for node in ("n1", "n2") for pid in targets.node_pids(sandbox.spec, node) if is_rank(pid)]

@@ -48,7 +48,7 @@ def test_a_job_goes_through_and_its_node_is_known(hooks: HookSite) -> None:
             found = {n["name"]: n for n in site.client.get("/v1/nodes")["nodes"]}["n1"]
             return {"gpu-count", "xid", "disk"} <= {c["check"] for c in found["checks"] if c["outcome"] == "fit"}
 
-        site.wait(known, "what the prolog saw of n1", 60)
+        site.wait(known, "what the prolog saw of n1")
         assert history(site, "n1") == [], "nothing happened"
         assert hooks.spooled("n1") == []
 
@@ -66,7 +66,7 @@ def test_a_daemon_that_is_not_there_costs_two_seconds_and_no_job(hooks: HookSite
         assert hooks.node("n1")["State"] == "IDLE"
         hooks.point(right)
         # What was put aside is told by and by, some at a time.
-        site.wait(lambda: "told" in hooks.say("n1", "prolog")[0] and not hooks.spooled("n1"), "all is told", 60)
+        site.wait(lambda: "told" in hooks.say("n1", "prolog")[0] and not hooks.spooled("n1"), "all is told")
 
 
 def _goes_through(hooks: HookSite, url: str) -> None:
@@ -89,7 +89,7 @@ def test_a_hanging_nvidia_smi_is_unknown_and_drains_nothing(hooks: HookSite) -> 
         said, took = hooks.say("n1", "prolog")
         assert said.startswith("prolog: told transomd: unknown (gpu-count")
         assert took < 9.5
-        site.wait(lambda: _outcomes(site, "n1").get("gpu-count") == "unknown", "unknown", 60)
+        site.wait(lambda: _outcomes(site, "n1").get("gpu-count") == "unknown", "unknown")
         assert hooks.node("n1")["State"] == "IDLE"
         assert history(site, "n1", "drained", "unfit") == []
 
@@ -122,7 +122,7 @@ def test_observe_tells_and_drains_nothing(hooks: HookSite) -> None:
     with hooks.daemon(hooks={"enforce": True}) as site:
         hooks.sandbox.fail("n1", "gpu-lost")
         hooks.ended_well(hooks.submit("n1"))
-        site.wait(lambda: history(site, "n1", "unfit"), "it is told", 60)
+        site.wait(lambda: history(site, "n1", "unfit"), "it is told")
         hooks.ended_well(hooks.submit("n1"))
         assert len(history(site, "n1", "unfit")) == 1, "once, however many jobs see it"
         assert hooks.node("n1") == {"State": "IDLE", "Reason": "", "Comment": ""}
@@ -134,10 +134,10 @@ def test_comment_is_written_and_taken_out_again_but_never_over_a_persons(hooks: 
         for node in ("n1", "n2"):
             hooks.sandbox.fail(node, "gpu-lost")
             hooks.say(node, "healthcheck")
-        site.wait(lambda: hooks.node("n1")["Comment"].startswith("transom[gpu-count] nvidia-smi"), "a comment", 60)
+        site.wait(lambda: hooks.node("n1")["Comment"].startswith("transom[gpu-count] nvidia-smi"), "a comment")
         hooks.sandbox.heal("n1")
         hooks.say("n1", "healthcheck")
-        site.wait(lambda: not hooks.node("n1")["Comment"], "taken out", 60)
+        site.wait(lambda: not hooks.node("n1")["Comment"], "taken out")
         assert hooks.node("n2")["Comment"] == "on loan to Eve"
         assert {hooks.node(node)["State"] for node in ("n1", "n2")} == {"IDLE"}
 
@@ -149,11 +149,11 @@ def test_drained_once_and_what_a_person_decides_stays(hooks: HookSite) -> None:
         hooks.sandbox.fail("n2", "gpu-lost")
         hooks.ended_well(hooks.submit("n1"))
         hooks.say("n2", "healthcheck")
-        site.wait(lambda: "DRAIN" in hooks.node("n1")["State"], "n1 is drained", 60)
+        site.wait(lambda: "DRAIN" in hooks.node("n1")["State"], "n1 is drained")
         assert hooks.node("n1")["Reason"].startswith("transom[gpu-count] nvidia-smi shows")
         assert hooks.node("n2")["Reason"] == "fan 2"
         hooks.sandbox.run(["scontrol", "update", "nodename=n1", "state=resume"])
-        site.wait(lambda: hooks.node("n1")["State"] == "IDLE", "a person gives it back", 60)
+        site.wait(lambda: hooks.node("n1")["State"] == "IDLE", "a person gives it back")
         hooks.ended_well(hooks.submit("n1"))
         site.kill_daemon()
         site.start_daemon()
@@ -171,8 +171,8 @@ async def test_enforced_a_prolog_fails_and_the_reason_names_the_check(hooks: Hoo
         job = hooks.submit("n2", "--requeue")
         reason = f"transom[gpu-count] Prolog error job={job}: nvidia-smi shows "
         # What was recorded to be done is told as done once it was.
-        site.wait(lambda: hooks.node("n2")["Reason"].startswith(reason), "the reason names the check", 60)
-        site.wait(lambda: history(site, "n2", "drained"), "it is told", 60)
+        site.wait(lambda: hooks.node("n2")["Reason"].startswith(reason), "the reason names the check")
+        site.wait(lambda: history(site, "n2", "drained"), "it is told")
         assert hooks.wait_job(job, "PENDING")["Reason"] == "launch_failed_requeued_held"
         assert not (hooks.folder / f"{job}.out").exists()
         assert len(history(site, "n2", "drained")) == 1
@@ -189,7 +189,7 @@ def test_enforced_but_the_budget_is_used_up(hooks: HookSite) -> None:
     with hooks.daemon(modes={"gpu-count": "drain"}, hooks={"enforce": True}, drain={"per_hour": 0}) as site:
         hooks.sandbox.fail("n1", "gpu-lost")
         hooks.ended_well(hooks.submit("n1"))
-        site.wait(lambda: history(site, "n1", "drain-refused"), "told why not", 60)
+        site.wait(lambda: history(site, "n1", "drain-refused"), "told why not")
         assert hooks.node("n1")["State"] == "IDLE"
 
 
@@ -199,7 +199,7 @@ def test_a_prolog_error_of_somebody_else_keeps_its_reason(hooks: HookSite) -> No
         hooks.sandbox.fail("n1", "gpu-lost")
         hooks.sandbox.run(["scontrol", "update", "nodename=n1", "state=drain", "reason=Prolog error"])
         hooks.say("n1", "prolog")
-        site.wait(lambda: history(site, "n1", "unfit"), "it is told", 60)
+        site.wait(lambda: history(site, "n1", "unfit"), "it is told")
         assert hooks.node("n1")["Reason"] == "Prolog error"
 
 
@@ -210,7 +210,7 @@ def test_what_a_job_leaves_behind_is_told_and_left_alone(hooks: HookSite) -> Non
         left = "setsid sh -c 'echo $$ >left.pid; exec sleep 300' >/dev/null 2>&1 &"
         job = hooks.submit("n3", command=f"{left}\nuntil [ -s left.pid ]; do sleep 0.1; done\necho {SAID}")
         hooks.wait_job(job, "COMPLETED", "COMPLETING")
-        site.wait(lambda: history(site, "n3", "leftover"), "what it left", 60)
+        site.wait(lambda: history(site, "n3", "leftover"), "what it left")
         (event,) = history(site, "n3", "leftover")
         assert f"job {job} left 1 processes: sleep" in event["message"]
         pid = (hooks.folder / "left.pid").read_text().strip()
@@ -233,8 +233,8 @@ def test_transoms_own_job_goes_on_without_the_node(hooks: HookSite) -> None:
         assert incident["class"] in ("host", "gpu-hardware"), "the prolog's failure, or what the probe found behind it"
         reason = "transom[gpu-count] Prolog error job="
         # What was recorded to be done is told as done once it was.
-        site.wait(lambda: hooks.node("n2")["Reason"].startswith(reason), "the reason names the check", 60)
-        site.wait(lambda: history(site, "n2", "drained"), "it is told", 60)
+        site.wait(lambda: hooks.node("n2")["Reason"].startswith(reason), "the reason names the check")
+        site.wait(lambda: history(site, "n2", "drained"), "it is told")
         assert len(history(site, "n2", "drained")) == 1
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import LOST_S, Site, site_on
+from jobs import LOST_S, PATIENT, Site, site_on, with_settings
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.cluster
@@ -54,9 +54,8 @@ class OpsSite(Site):
     def __init__(self, sandbox: Any, root: Path) -> None:
         super().__init__(sandbox, root)
         self.file = root / "transomd.toml"
-        self.text = self.file.read_text().replace("[slurm]", f'metrics = "{METRICS}"\n[slurm]')
-        self.text += MORE.format(root=root)
-        self.file.write_text(self.text)
+        text = self.file.read_text().replace("[slurm]", f'metrics = "{METRICS}"\n[slurm]')
+        self.file.write_text(text + MORE.format(root=root))
         self.systemd = Systemd(root / "notify")
 
     def hangup(self) -> None:
@@ -85,7 +84,9 @@ class OpsSite(Site):
 
     def scrape(self) -> dict[tuple[str, ...], float]:
         """Read /metrics over TCP, as Prometheus does."""
-        program = f"import urllib.request as u; print(u.urlopen('http://{METRICS}/metrics', timeout=5).read().decode())"
+        program = (
+            f"import urllib.request as u; print(u.urlopen('http://{METRICS}/metrics', timeout=30).read().decode())"
+        )
         argv = self.sandbox.hub_argv([sys.executable, "-c", program])
         text = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout
         return {
@@ -101,8 +102,9 @@ class OpsSite(Site):
 
 
 @pytest.fixture
-def ops(make_sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpsSite]:
+def ops(make_sandbox: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpsSite]:
     with site_on(make_sandbox(5, slurmd_timeout=LOST_S), OpsSite) as made:
+        made.set(**getattr(request, "param", {}))
         monkeypatch.setenv("NOTIFY_SOCKET", str(made.root / "notify"))
         try:
             made.start_daemon()
@@ -118,15 +120,15 @@ def test_a_pause_holds_everything_through_a_crash_until_a_person_resumes(ops: Op
     assert "is paused by root: rack move" in ops.cli("pause", "--reason", "rack move")
     lost = ops.job(job)["nodes"][-1]
     ops.sandbox.fail(lost, "power")
-    ops.wait(lambda: ops.job(job)["withheld"], "something is withheld", 60)
+    ops.wait(lambda: ops.job(job)["withheld"], "something is withheld")
     ops.wait_event(job, "drain-refused")
     ops.kill_daemon()
     ops.start_daemon()
-    ops.wait(lambda: ops.job(job)["withheld"], "it is withheld still", 60)
+    ops.wait(lambda: ops.job(job)["withheld"], "it is withheld still")
     assert ops.drained() == set()
     assert len(ops.detail(job)["launches"]) == 1
     waiting = ops.submit("--steps 3", nodes=1, spares=0)
-    ops.wait(lambda: ops.job(waiting)["withheld"] == "submit attempt 1", "the new job waits", 20)
+    ops.wait(lambda: ops.job(waiting)["withheld"] == "submit attempt 1", "the new job waits")
     assert len(ops.sandbox.run(["squeue", "-h", "-t", "all", "-o", "%i"]).stdout.split()) == 1
     assert ops.scrape()[("transom_paused",)] == 1
     found = ops.ask("doctor")
@@ -136,12 +138,12 @@ def test_a_pause_holds_everything_through_a_crash_until_a_person_resumes(ops: Op
 
     assert "resumed pause: stopped by root: rack move" in ops.cli("resume-actions")
     ops.wait_state(job, "completed", within_s=150)
-    ops.wait_state(waiting, "completed", within_s=60)
-    ops.wait(lambda: ops.drained() == {lost}, "the lost node is drained", 40)
+    ops.wait_state(waiting, "completed")
+    ops.wait(lambda: ops.drained() == {lost}, "the lost node is drained")
     story = ops.cli("incident", str(ops.detail(job)["incidents"][0]["id"]))
     assert f"  {lost}: drained: transom[node-loss]" in story
     assert "detected by" in story
-    ops.wait(lambda: [n["node"] for n in ops.notices()] == [lost], "people are told of the drain", 20)
+    ops.wait(lambda: [n["node"] for n in ops.notices()] == [lost], "people are told of the drain")
     assert ops.notices()[0]["event"] == "node-drained"
     metrics = ops.scrape()
     assert metrics[("transom_jobs_ended_total", "state=completed")] == 2
@@ -150,8 +152,9 @@ def test_a_pause_holds_everything_through_a_crash_until_a_person_resumes(ops: Op
     assert f"{lost}: blamed in 1 incident of 1 job, drained by transom 1 time" in ops.cli("history", lost)
 
 
+@with_settings("patient", "ops", **PATIENT)
 def test_checks_rights_reload_and_signs_of_life(ops: OpsSite) -> None:
-    ops.wait(lambda: ops.systemd.heard.count("WATCHDOG=1") > 3, "signs of life", 30)
+    ops.wait(lambda: ops.systemd.heard.count("WATCHDOG=1") > 3, "signs of life")
     assert ops.systemd.heard[0] == "READY=1"
     assert any(line.startswith("STATUS=0 active jobs") for line in ops.systemd.heard)
 
@@ -174,19 +177,19 @@ def test_checks_rights_reload_and_signs_of_life(ops: OpsSite) -> None:
         assert ops.ask(*words, user=nobody).returncode == 4, words
     assert "only an administrator is told more" in ops.ask("doctor", user=nobody).stdout
 
-    ops.file.write_text(ops.text.replace("cycle_s = 0.5", "cycle_s = never"))
+    text = ops.file.read_text()
+    ops.file.write_text(text.replace("cycle_s = 0.5", "cycle_s = never"))
     ops.hangup()
-    ops.wait(lambda: "the site file was not taken" in ops.log(), "the bad file is refused", 10)
+    ops.wait(lambda: "the site file was not taken" in ops.log(), "the bad file is refused")
     assert f"{ops.file}:" in ops.log()
-    changed = ops.text.replace("cycle_s = 0.5", 'cycle_s = 0.4\nadmins = ["root", "nobody"]')
-    ops.file.write_text(changed.replace("connect_timeout_s = 2", "connect_timeout_s = 3"))
+    changed = text.replace("cycle_s = 0.5", 'cycle_s = 0.4\nadmins = ["root", "nobody"]')
+    ops.file.write_text(changed.replace("connect_timeout_s = 10", "connect_timeout_s = 3"))
     ops.hangup()
     said = "now daemon.cycle_s, daemon.admins; only after a restart: ssh.connect_timeout_s"
-    ops.wait(lambda: said in ops.log(), said, 10)
+    ops.wait(lambda: said in ops.log(), said)
     assert ops.ask("history", user=nobody).returncode == 0
-    heard = ops.systemd.heard
-    assert heard.count("RELOADING=1") == 2
-    assert heard.count("READY=1") == 3
+    ops.wait(lambda: ops.systemd.heard.count("READY=1") == 3, "both reloads are told")
+    assert ops.systemd.heard.count("RELOADING=1") == 2
 
     checked = subprocess.run(
         ops.sandbox.hub_argv([sys.executable, "-m", "transomd.daemon", "--config", str(ops.file), "--check"]),
@@ -200,4 +203,4 @@ def test_checks_rights_reload_and_signs_of_life(ops: OpsSite) -> None:
     assert f"note     daemon: a transomd runs on {ops.root}/state already" in checked.stdout
     assert "ok       rights: Slurm lets this user change nodes" in checked.stdout
     ops.stop_daemon()
-    assert ops.systemd.heard[-1] == "STOPPING=1"
+    ops.wait(lambda: ops.systemd.heard[-1] == "STOPPING=1", "the end is told")

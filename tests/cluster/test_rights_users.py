@@ -92,7 +92,7 @@ def test_all_of_a_job_runs_as_its_user_and_survives_its_batch_host(site: UserSit
     done = site.submit_yaml(alice, text)
     assert done.returncode == 0, done.stderr
     job = int(json.loads(done.stdout)["job"]["id"])
-    site.wait_step(job, 7, 120)
+    site.wait_step(job, 7)
     run_dir, token = secrets_of(site, alice, job)
     found = processes(run_dir)
     assert any("launcher" in command for _, command in found)
@@ -206,7 +206,7 @@ def test_no_option_of_sbatch_gets_a_right_that_the_user_lacks(site: UserSite, al
     done = site.submit_yaml(alice, wanted, **env)
     assert done.returncode == 0, done.stderr
     job = int(json.loads(done.stdout)["job"]["id"])
-    site.wait(lambda: site.job(job)["slurm_job_id"] or site.job(job)["state"] == "failed", "an answer of sbatch", 30)
+    site.wait(lambda: site.job(job)["slurm_job_id"] or site.job(job)["state"] == "failed", "an answer of sbatch")
     if site.job(job)["state"] != "failed":
         told = site.slurm_job(job)
         assert told["UserId"].startswith(alice.name)
@@ -385,7 +385,7 @@ raise SystemExit("\\x1b]2;owned\\x07 the end")
     done = site.submit_yaml(alice, text)
     assert done.returncode == 0, done.stderr
     job = int(json.loads(done.stdout)["job"]["id"])
-    assert site.wait_state(job, "failed", "completed", within_s=90)["state"] == "failed"
+    assert site.wait_state(job, "failed", "completed", within_s=150)["state"] == "failed"
     told = site.detail(job)
     assert told["job"]["step"] == 19, "the honest log was read to its end"
     shown = [site.cli(*words) for words in (["status", str(job)], ["status"], ["events", "--job", str(job)])]

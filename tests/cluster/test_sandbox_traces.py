@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jobs import ENOUGH_S
 from transom_slurm.sandbox import Sandbox, SandboxError, processes
 from transom_slurm.sandbox.waiting import until
 
@@ -83,7 +84,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     yield place
     Sandbox.clear(place)
     assert not place.exists()
-    assert until(lambda: not _processes(place), 5), _processes(place)
+    assert until(lambda: not _processes(place), ENOUGH_S), _processes(place)
     assert not [line for line in _host() - before if _ours(line, place)]
 
 
@@ -94,7 +95,7 @@ def test_down_ends_jobs_daemons_sessions_and_namespaces(directory: Path) -> None
     sandbox.run(["sh", "-c", f"setsid --fork env -i /bin/sleep 300 {_QUIET}"])
     sandbox.run(["sh", "-c", f"setsid --fork env -i /bin/sleep 300 {_QUIET}"], node="n2")
     sandbox.run(["ssh", "-F", str(sandbox.ssh_config), "n3", f"setsid --fork sleep 300 {_QUIET}"])
-    assert until(lambda: "RUNNING" in sandbox.run(["squeue", "-h", "-o%T"]).stdout, 10)
+    assert until(lambda: "RUNNING" in sandbox.run(["squeue", "-h", "-o%T"]).stdout, ENOUGH_S)
     ours = processes.owned(sandbox.directory / "etc/slurm.conf")
     spaces = _namespaces(ours) - _namespaces({os.getpid()})
     assert len(spaces) >= 3 * 5
@@ -139,7 +140,7 @@ def test_down_never_removes_a_directory_that_is_no_sandbox(tmp_path: Path) -> No
 def _start_until(directory: Path, milestone: str) -> subprocess.Popen[bytes]:
     """``up`` in a process of its own, caught as soon as it has got so far."""
     process = subprocess.Popen([sys.executable, "-c", UP, str(directory)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + ENOUGH_S
     while not (directory / milestone).exists():
         assert process.poll() is None, f"it ended before {milestone}"
         assert time.monotonic() < deadline
@@ -160,7 +161,7 @@ def test_down_after_up_was_killed(directory: Path, milestone: str) -> None:
 def test_up_cleans_up_when_interrupted(directory: Path, milestone: str) -> None:
     with _start_until(directory, milestone) as process:
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) != 0
+        assert process.wait(ENOUGH_S) != 0
     assert not directory.exists()
 
 
@@ -170,5 +171,5 @@ def test_no_second_command_meddles_with_a_start(directory: Path) -> None:
         with pytest.raises(SandboxError, match="another command"):
             Sandbox.clear(directory)
         process.send_signal(signal.SIGCONT)
-        assert process.wait(30) == 0
+        assert process.wait(ENOUGH_S) == 0
     assert len(Sandbox.attach(directory).nodes) == 3

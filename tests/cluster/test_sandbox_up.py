@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from jobs import ENOUGH_S
 from transom_slurm.sandbox import Sandbox, SandboxError
 from transom_slurm.sandbox.waiting import until
 
@@ -91,7 +92,7 @@ def test_simulated_gpus_answer_like_the_real_tool(sandbox: Sandbox) -> None:
 
 def test_a_controller_that_is_stopped_comes_back_with_its_jobs(sandbox: Sandbox) -> None:
     job = sandbox.run(["sbatch", "--parsable", "-N1", "-o/dev/null", "--wrap", "sleep 300"]).stdout.strip()
-    assert until(lambda: "RUNNING" in sandbox.run(["squeue", "-h", "-j", job, "-o%T"]).stdout, 10)
+    assert until(lambda: "RUNNING" in sandbox.run(["squeue", "-h", "-j", job, "-o%T"]).stdout, ENOUGH_S)
     sandbox.stop_controller()
     assert "is DOWN" in sandbox.run(["scontrol", "ping"], check=False).stdout
     sandbox.start_controller()

@@ -126,7 +126,7 @@ def signal_each(pids: Iterable[int], number: signal.Signals) -> None:
             continue
 
 
-def stop(pids: Iterable[int], timeout_s: float = 10.0) -> None:
+def stop(pids: Iterable[int], timeout_s: float = 30.0) -> None:
     """SIGSTOP to each, and wait until all of their threads stand still; those already gone are skipped.
 
     The signal is not yet obeyed when kill(2) returns: until one of its threads was run, all go on.
