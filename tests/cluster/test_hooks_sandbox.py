@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hooksite import HUB, SAID, HookSite, history
+from hooksite import HUB, SAID, SOON_S, HookSite, history
 from jobs import needs_fuse
 from transom_slurm.commands import CommandClient
 from transom_slurm.runner import clean_env
@@ -74,21 +74,22 @@ def _goes_through(hooks: HookSite, url: str) -> None:
     hooks.point(url)
     began = time.monotonic()
     hooks.ended_well(hooks.submit("n1"))
-    assert time.monotonic() - began < 20, "the job's prolog and the probe's and the answer's time at most"
+    assert time.monotonic() - began < SOON_S, "the job's prolog and the probe's and the answer's time at most"
     said, took = hooks.say("n1", "prolog")
     assert f"transomd at {url} was not told" in said
-    assert took < 9.5
+    assert took < SOON_S
 
 
 def test_a_hanging_nvidia_smi_is_unknown_and_drains_nothing(hooks: HookSite) -> None:
     with hooks.daemon(modes={"gpu-count": "drain", "ecc": "drain"}) as site:
+        hooks.patient()
         hooks.sandbox.fail("n1", "nvidia-smi-hang")
         began = time.monotonic()
         hooks.ended_well(hooks.submit("n1"))
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < SOON_S
         said, took = hooks.say("n1", "prolog")
         assert said.startswith("prolog: told transomd: unknown (gpu-count")
-        assert took < 9.5
+        assert took < SOON_S
         site.wait(lambda: _outcomes(site, "n1").get("gpu-count") == "unknown", "unknown")
         assert hooks.node("n1")["State"] == "IDLE"
         assert history(site, "n1", "drained", "unfit") == []
@@ -110,11 +111,12 @@ def test_nothing_of_the_node_can_be_written_and_a_mount_is_dead(hooks: HookSite)
         finally:
             hooks.sandbox.run(["umount", "/run/transom-hooks"], node="n2")
         assert "the report is lost: OSError: [Errno 30]" in said, said
-        assert took < 29
+        assert took < SOON_S
         hooks.install(config, (site.root / "state/port").read_text())
+        hooks.patient()
         said, took = hooks.say("n2", "prolog")
         assert "told transomd" in said
-        assert took < 9.5
+        assert took < SOON_S
     hooks.sandbox.heal("n2")
 
 
