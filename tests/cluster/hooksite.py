@@ -22,7 +22,7 @@ HUB = "10.77.0.254"
 SPOOL = "/run/transom-hooks"
 SAID = "only-what-the-job-says"
 SOON_S = 40
-"""Within what a hook and its job are through, on a machine that pauses; one that hangs is ended without a word before."""
+"""A hook and its job are through by then, on a machine that pauses; one that hangs is ended without a word before."""
 DEAF = """\
 import socket, sys, time
 server = socket.create_server(("0.0.0.0", int(sys.argv[1])), backlog=64)
