@@ -103,7 +103,7 @@ def step_by_step(base: Path) -> None:
             finished = not os.WIFSIGNALED(status)
             step = loaded(directory, 0, 1, epoch=2)
             again = CheckpointEngine(directory, rank=0, world_size=1, epoch=2, keep=2, replicated=("shared",))
-            again.save(4, state_of(4, 0)).wait(timeout=5)
+            again.save(4, state_of(4, 0)).wait(timeout=60)
             told = {"call": call, "after": after, "killed": not finished, "step": step}
             told |= {"next": loaded(directory, 0, 1, epoch=2), "left": left_over(directory)}
             print(json.dumps(told), flush=True)
@@ -159,7 +159,7 @@ def save_for_ever(directory: Path, rank: int) -> None:
     engine = CheckpointEngine(directory, rank=rank, world_size=2, epoch=1, replicated=("shared",))
     with open(directory / f"acknowledged-{rank}", "w") as file:
         for step in range(1, 10000):
-            engine.save(step, state_of(step, rank)).wait(timeout=20)
+            engine.save(step, state_of(step, rank)).wait(timeout=60)
             file.write(f"{step}\n")
             file.flush()
 

@@ -44,7 +44,7 @@ def engine_in(directory: Path, **settings: Any) -> CheckpointEngine:
 def saved(directory: Path, *steps: int) -> CheckpointEngine:
     engine = engine_in(directory)
     for step in steps:
-        engine.save(step, state_of(step)).wait(timeout=20)
+        engine.save(step, state_of(step)).wait(timeout=60)
     dist.barrier()
     return engine
 
@@ -114,7 +114,7 @@ def a_start_after_a_start(directory: Path) -> Any:
     first = saved(directory, 1)
     second = engine_in(directory)
     step = second.load(state_of(0))
-    second.save(2, state_of(2)).wait(timeout=20)
+    second.save(2, state_of(2)).wait(timeout=60)
     dist.barrier()
     late = first.save(2, state_of(2))
     return {"epochs": [first.epoch, second.epoch], "step": step, "late": str(late.error), "right": load(directory)}
@@ -124,7 +124,7 @@ def from_the_environment(directory: Path) -> Any:
     os.environ["TRANSOM_CHECKPOINT_DIR"] = str(directory)
     os.environ["TRANSOM_EPOCH"] = "7"
     with CheckpointEngine.from_env(replicated=True) as engine:
-        engine.save(5, {"model": torch.ones(3)}).wait(timeout=20)
+        engine.save(5, {"model": torch.ones(3)}).wait(timeout=60)
     found = list_checkpoints(directory)[0]
     return {"place": [engine.rank, engine.world_size], "found": [found.step, found.epoch, found.ranks, found.complete]}
 

@@ -28,7 +28,7 @@ def state_of(step: int, mib: int) -> dict[str, Any]:
 
 def error_of(save: Callable[[], Any]) -> str:
     try:
-        save().wait(timeout=5)
+        save().wait(timeout=60)
     except CheckpointError as error:
         return f"{error} | {error.hint}"
     return ""
@@ -38,7 +38,7 @@ def full(directory: Path) -> dict[str, Any]:
     """16 MiB of space: 6 MiB fit, another 12 do not, and then 6 fit again."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", directory], check=True)
     engine = CheckpointEngine(directory, epoch=1, keep=1)
-    engine.save(1, state_of(1, 6)).wait(timeout=5)
+    engine.save(1, state_of(1, 6)).wait(timeout=60)
     errors = [error_of(lambda step=step: engine.save(step, state_of(step, 12))) for step in (2, 3)]  # type: ignore[misc]
     used = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     state = state_of(0, 6)
@@ -50,7 +50,7 @@ def full(directory: Path) -> dict[str, Any]:
 
 def forbidden(directory: Path) -> dict[str, Any]:
     """A directory of somebody else, as an ordinary user."""
-    CheckpointEngine(directory, epoch=1).save(1, state_of(1, 1)).wait(timeout=5)
+    CheckpointEngine(directory, epoch=1).save(1, state_of(1, 1)).wait(timeout=60)
     os.seteuid(65534)
     try:
         engine = CheckpointEngine(directory)
@@ -62,7 +62,7 @@ def forbidden(directory: Path) -> dict[str, Any]:
 
 def read_only(directory: Path) -> dict[str, Any]:
     """A file system that turned read-only, as they do after errors."""
-    CheckpointEngine(directory, epoch=1).save(1, state_of(1, 1)).wait(timeout=5)
+    CheckpointEngine(directory, epoch=1).save(1, state_of(1, 1)).wait(timeout=60)
     subprocess.run(["mount", "--bind", directory, directory], check=True)
     subprocess.run(["mount", "-o", "remount,ro,bind", directory], check=True)
     engine = CheckpointEngine(directory, epoch=2)
@@ -78,7 +78,7 @@ def many(directory: Path) -> dict[str, Any]:
     for step in range(100):
         state["parts"][step % 8].fill_(step)
         state["log"] = {str(step): (step, [step])}
-        engine.save(step, state).wait(timeout=5)
+        engine.save(step, state).wait(timeout=60)
         if step % 10 == 9:
             engine.load(state)
             sizes.append(resident())

@@ -449,7 +449,7 @@ def test_a_new_database_may_be_opened_by_several_at_once(url: str) -> None:
 def test_killing_the_writer_leaves_each_change_whole(url: str) -> None:
     """State, attempt, event and intent of a commit are all there or none, and an acknowledged one is there."""
     done = subprocess.run(
-        [sys.executable, PROCESSES, "kill", url, "45"], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, PROCESSES, "kill", url, "45"], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     kills, commits = map(int, done.stdout.split())
@@ -461,7 +461,7 @@ def test_two_processes_writing_at_once_lose_nothing(url: str) -> None:
     store = open_store(url)
     store.add_job(job())
     writers = [subprocess.Popen([sys.executable, PROCESSES, "compete", url, "60"]) for _ in range(2)]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert [writer.wait(240) for writer in writers] == [0, 0]
     found = store.job(1)
     assert found is not None
     assert (found.version, found.attempt) == (121, 120)

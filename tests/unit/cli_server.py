@@ -128,7 +128,7 @@ def transom(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 

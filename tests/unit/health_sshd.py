@@ -66,7 +66,7 @@ class Sshd:
         """End one node's sshd; sessions under way go on, as with the real one."""
         process = self.processes.pop(name)
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
     def settings(self, **changes: object) -> SshSettings:
         """Client settings that reach every node."""
@@ -75,6 +75,7 @@ class Sshd:
             "config": self.config,
             "client_keys": (self.key,),
             "user": "root",
+            "connect_timeout": 30.0,
         }
         return SshSettings(**(wanted | changes))  # type: ignore[arg-type]
 

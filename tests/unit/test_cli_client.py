@@ -29,7 +29,7 @@ def server(tmp_path: Path) -> Iterator[Recorded]:
 
 
 def client(server: Recorded) -> Client:
-    return Client(str(server.socket), timeout_s=5)
+    return Client(str(server.socket), timeout_s=60)
 
 
 def test_get_and_post(server: Recorded) -> None:

@@ -120,7 +120,7 @@ def test_following_across_a_restart_to_the_end_of_the_job(server: Recorded, run_
     assert read_until(process, "[e3 r0] again from step 100") == ["[e3 r0] again from step 100"]
     write(run_dir, 3, 0, "the last line has no end")
     end(server, run_dir)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert out == "[e3 r0] the last line has no end\n"
     assert process.returncode == 0
 
@@ -133,7 +133,7 @@ def test_following_waits_for_the_first_line_and_outlives_the_daemon(server: Reco
     server.on("GET /v1/jobs/12", lambda _: next(answers, ended))
     process = start("logs", "12", "-f", socket=server.socket)
     write(run_dir, 1, 0, "first\n")
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert out == "first\n"
 
 

@@ -255,9 +255,13 @@ def test_watching_outlives_a_daemon_that_is_restarted(server: Recorded) -> None:
 def test_it_is_fast_enough_to_be_typed_often(server: Recorded) -> None:
     jobs = [a_job(id=n, name=f"job-{n}") for n in range(500)]
     server.on("GET /v1/jobs", (200, {"jobs": jobs}))
-    start = time.monotonic()
-    assert len(transom("status", socket=server.socket).stdout.splitlines()) == 501
-    assert time.monotonic() - start < 5
+
+    def took() -> float:
+        start = time.monotonic()
+        assert len(transom("status", socket=server.socket).stdout.splitlines()) == 501
+        return time.monotonic() - start
+
+    assert any(took() < 5 for _ in range(3)), "three times in a row it was not the machine"
 
 
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])

@@ -229,7 +229,7 @@ def test_ctrl_c_while_watching_ends_the_watching_alone(server: Recorded, tmp_pat
     while not server.asked("GET /v1/events"):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=10)
+    _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "job 12 goes on; to end it: transom cancel 12" in told
     assert "Traceback" not in told

@@ -33,7 +33,7 @@ def options(sshd: Sshd, **changes: object) -> CollectiveOptions:
 
 async def appears(path: Path, running: asyncio.Task[CollectiveReport]) -> None:
     """Wait until a file is there."""
-    for _ in range(1000):
+    for _ in range(3000):
         if path.exists():
             return
         assert not running.done(), running.result()
@@ -80,10 +80,10 @@ async def test_one_node_has_no_bus(sshd: Sshd, pool: SshPool) -> None:
 
 async def test_a_rank_that_dies_names_nobody_and_leaves_nothing(sshd: Sshd, pool: SshPool, shared: Path) -> None:
     python = fake_python(shared / "python", "echo broken >&2; exit 7")
-    report = await all_reduce(pool, ["n1", "n2"], options(sshd, python=python, timeout=30.0))
+    report = await all_reduce(pool, ["n1", "n2"], options(sshd, python=python, timeout=60.0))
     assert report.outcome is Outcome.UNKNOWN
     assert "n2: exit 7: broken" in report.error
-    assert report.seconds < 15
+    assert report.seconds < 45
     assert not left_behind()
 
 
@@ -94,7 +94,7 @@ async def test_a_rank_that_hangs_is_ended_by_the_deadline(sshd: Sshd, pool: SshP
     )
     assert report.outcome is Outcome.UNKNOWN
     assert report.bus_gbps is None
-    assert report.seconds < 15
+    assert report.seconds < 60
     assert not left_behind()
 
 

@@ -31,7 +31,7 @@ EVENTS = [
 
 def run(request: dict[str, Any], *, stdin: bool = False, python: str = sys.executable) -> dict[str, Any]:
     argv = [python, "-I", "-S", "-" if stdin else str(PROBE), json.dumps(request)]
-    done = subprocess.run(argv, input=PROBE.read_text() if stdin else None, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, input=PROBE.read_text() if stdin else None, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -63,7 +63,7 @@ def test_scripts_are_python_3_6(path: Path) -> None:
     old = shutil.which("python3.6")
     if old and subprocess.run([old, "--version"], capture_output=True).returncode == 0:
         request = {"name": "NO_SUCH", "value": "1", "epoch": None, "deadline": 1}
-        done = subprocess.run([old, str(path), json.dumps(request)], capture_output=True, timeout=30)
+        done = subprocess.run([old, str(path), json.dumps(request)], capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_imported_from_where_a_script_lies(path: Path, tmp_path: Path
 
 
 def test_a_bad_request_is_refused() -> None:
-    done = subprocess.run([sys.executable, str(PROBE), "[1]"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, str(PROBE), "[1]"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "no JSON object" in done.stderr
 
@@ -132,7 +132,7 @@ def test_a_hanging_tool_costs_only_its_part(tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -320,7 +320,7 @@ def test_an_ordinary_user_can_probe_the_own_node() -> None:
     argv = local_probe(Profile(), python="/usr/bin/python3")
     drop = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
     with PROBE.open("rb") as script:
-        done = subprocess.run([*drop, *argv[:3], "-", argv[-1]], stdin=script, capture_output=True, cwd="/", timeout=30)
+        done = subprocess.run([*drop, *argv[:3], "-", argv[-1]], stdin=script, capture_output=True, cwd="/", timeout=60)
     facts = json.loads(done.stdout)
     report = judge("n1", facts, Profile(), now=0.0)
     assert facts["uid"] != 0

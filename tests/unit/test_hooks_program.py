@@ -26,6 +26,8 @@ PROBE = b"""\
 import json, sys
 print(json.dumps({"probe": 1, "host": {"hostname": "x"}, "asked": json.loads(sys.argv[1])}))
 """
+SOON_S = 40
+"""On a machine that pauses; what hangs here does so for a minute, and what its alarm ends tells nothing."""
 HANGS = b"import time\ntime.sleep(60)\n"
 REQUEST = {"parts": ["gpus", "kernel", "host", "disk", "remaps"], "disk": ["/"], "mounts": []}
 
@@ -163,7 +165,7 @@ def test_a_probe_that_hangs_is_left_behind(place: Place, daemon: Daemon) -> None
     folder = place(daemon.url, probe=HANGS)
     began = time.monotonic()
     assert run(folder, "prolog")[0] == 0
-    assert time.monotonic() - began < hook.ALARM["prolog"]
+    assert time.monotonic() - began < SOON_S
     (report,) = daemon.reports
     assert (report["facts"], "no answer within" in report["error"]) == ({}, True)
 
@@ -175,7 +177,7 @@ def test_a_daemon_that_accepts_and_never_answers(place: Place) -> None:
         code, said = run(folder, "prolog")
         took = time.monotonic() - began
     assert (code, "no answer within 2.0 s; the report is kept" in said) == (0, True)
-    assert hook.ANSWER <= took < hook.ALARM["prolog"]
+    assert hook.ANSWER <= took < SOON_S
 
 
 def test_the_alarm_ends_it_whatever_happens(place: Place) -> None:
@@ -186,7 +188,7 @@ def test_the_alarm_ends_it_whatever_happens(place: Place) -> None:
     (folder / "prolog").write_text(text.replace(look, f"    time.sleep(60)\n{look}"))
     began = time.monotonic()
     assert run(folder, "prolog") == (0, "")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON_S
 
 
 def test_what_cannot_be_told_is_kept_bounded_and_told_later(place: Place, daemon: Daemon, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ async def test_an_agent_ends_when_the_job_has_another_allocation(run_dir: RunDir
     monkeypatch.setenv("SLURM_JOB_ID", "6")
     run_dir.write_json(run_dir.root / "spec.json", {"checkpoint": {}})
     run_dir.write_json(run_dir.launcher_file, {"host": "127.0.0.1", "port": 1, "generation": 1, "slurm_job_id": 7})
-    await asyncio.wait_for(Agent(run_dir, 1, "n1", 0.1).run(), 5)
+    await asyncio.wait_for(Agent(run_dir, 1, "n1", 0.1).run(), 60)
 
 
 async def test_an_agent_stays_for_its_own_allocation(run_dir: RunDir, monkeypatch: Any) -> None:

@@ -129,10 +129,10 @@ def test_a_process_whose_log_nobody_reads_ends_in_time() -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     took, lost = process.stdout.readline().split()
-    process.wait(timeout=30)
-    assert float(took) < 10
+    process.wait(timeout=60)
+    assert float(took) < 20
     assert int(lost) > 0
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 60
     process.stdout.close()
     process.stderr.close()
 

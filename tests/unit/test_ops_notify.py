@@ -40,7 +40,7 @@ async def notifier() -> AsyncIterator[Notifier]:
 
 
 async def ended(notifier: Notifier, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while sum(notifier.sent.values()) < count:
             await asyncio.sleep(0.01)
 
@@ -73,15 +73,15 @@ async def test_the_command_gets_all_of_it_and_none_of_it_as_shell(notifier: Noti
 async def test_one_that_hangs_is_ended_with_all_that_it_started(
     notifier: Notifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notifier.use(settings(f"(sleep 60 & echo $! > {tmp_path}/child; wait)", timeout_s=0.5))
+    notifier.use(settings(f"(sleep 60 & echo $! > {tmp_path}/child; wait)", timeout_s=2))
     began = time.monotonic()
     notifier.tell(notice())
     await ended(notifier, 1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert notifier.sent["failed"] == 1
-    assert "it did not end within 0.5 s" in caplog.text
+    assert "it did not end within 2 s" in caplog.text
     child = int((tmp_path / "child").read_text())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
             await asyncio.sleep(0.01)
 
@@ -105,7 +105,7 @@ async def test_a_child_that_keeps_the_pipe_open_holds_nobody_up(notifier: Notifi
     began = time.monotonic()
     notifier.tell(notice())
     await ended(notifier, 1)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     assert notifier.sent["done"] == 1
 

@@ -82,7 +82,7 @@ def run_as(argv: list[str], user: dict[str, Any]) -> subprocess.CompletedProcess
 
 
 def send(port: int, method: str, path: str, body: bytes = b"", credential: str | None = CREDENTIAL) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {} if credential is None else {"Authorization": f"Munge {credential}"}
     connection.request(method, path, body, headers)
     answer = connection.getresponse()

@@ -35,7 +35,7 @@ async def talk(launcher: Serve, agent: Serve) -> tuple[Any, Any]:
         except Exception as error:
             result = error
         writer.close()
-        return await asyncio.wait_for(ended, 10), result
+        return await asyncio.wait_for(ended, 60), result
 
 
 async def test_both_sides_know_each_other() -> None:
@@ -106,7 +106,7 @@ async def test_strangers_do_not_trouble_the_launcher(line: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(line)
         writer.write_eof()
-        await asyncio.wait_for(reader.read(), 10)
+        await asyncio.wait_for(reader.read(), 60)
         writer.close()
         assert hub.alive(10) == []
         with pytest.raises(AgentGone):

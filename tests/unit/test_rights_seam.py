@@ -88,7 +88,7 @@ PROVE = (
 
 @needs_root
 async def test_a_command_of_a_users_has_nothing_of_roots(nobody: UserIdentity) -> None:
-    done = await site().run(["sh", "-c", PROVE], env=clean_env(), timeout=10, cwd="/var", user=nobody)
+    done = await site().run(["sh", "-c", PROVE], env=clean_env(), timeout=60, cwd="/var", user=nobody)
     uid, groups, umask, folder, *status, descriptors = done.stdout.split("\n")[:-1]
     assert (uid, umask, folder) == (str(nobody.uid), "0022", "/var")
     assert sorted(map(int, groups.split())) == sorted(nobody.groups)
@@ -105,9 +105,9 @@ async def test_files_are_read_with_the_users_rights(nobody: UserIdentity, open_p
     for folder in (closed, own):
         folder.mkdir(mode=0o700)
     os.chown(own, nobody.uid, nobody.gid)
-    assert (await site().run(["ls"], env=clean_env(), timeout=10, cwd=str(own), user=nobody)).rc == 0
+    assert (await site().run(["ls"], env=clean_env(), timeout=60, cwd=str(own), user=nobody)).rc == 0
     with pytest.raises(CommandNotStarted, match="ermission denied"):
-        await site().run(["ls"], env=clean_env(), timeout=10, cwd=str(closed), user=nobody)
+        await site().run(["ls"], env=clean_env(), timeout=60, cwd=str(closed), user=nobody)
     process = await site().start(nobody.uid, ["id", "-u"], f"{own}/log")
     assert await asyncio.to_thread(process.wait, 10) == 0
     assert (own / "log").read_text().strip() == str(nobody.uid)
@@ -120,7 +120,7 @@ async def test_files_are_read_with_the_users_rights(nobody: UserIdentity, open_p
 @needs_root
 async def test_words_stay_words(nobody: UserIdentity) -> None:
     words = ["; touch /tmp/owned", "$(id)", "`id`", "a\nb", "--", "-x", "'\"", "%s"]
-    done = await site().run(["printf", "[%s]", *words], env=clean_env(), timeout=10, user=nobody)
+    done = await site().run(["printf", "[%s]", *words], env=clean_env(), timeout=60, user=nobody)
     assert done.stdout == "".join(f"[{word}]" for word in words)
 
 
@@ -135,7 +135,7 @@ def test_a_personal_daemon_acts_for_its_owner_only() -> None:
 async def test_a_personal_daemon_runs_nothing_as_another(nobody: UserIdentity) -> None:
     rights = Rights(settle(Settings.model_validate({"daemon": {"mode": "personal"}}), os.geteuid()), time.time)
     with pytest.raises(CommandNotStarted, match="own"):
-        await rights.run(["id"], env=clean_env(), timeout=10, user=nobody)
+        await rights.run(["id"], env=clean_env(), timeout=60, user=nobody)
     with pytest.raises(RefusedError):
         await rights.start(nobody.uid, ["id"], "/dev/null")
     with pytest.raises(RefusedError):

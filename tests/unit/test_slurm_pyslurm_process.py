@@ -121,7 +121,7 @@ async def test_an_answer(connect: Connect) -> None:
 
 
 async def test_a_call_that_hangs_is_killed_and_nobody_else_waits(connect: Connect) -> None:
-    client = connect(load=HANG, deadline_s=1.0)
+    client = connect(load=HANG, deadline_s=3.0)
     turns = 0
 
     async def loop_goes_on() -> None:
@@ -135,7 +135,7 @@ async def test_a_call_that_hangs_is_killed_and_nobody_else_waits(connect: Connec
     pid = client.worker.pid
     assert pid
     began = time.monotonic()
-    with pytest.raises(SlurmUnavailable, match="no answer within 1 s; its worker was killed"):
+    with pytest.raises(SlurmUnavailable, match="no answer within 3 s; its worker was killed"):
         await client.jobs()
     assert time.monotonic() - began < 20
     assert _gone(pid)
@@ -164,12 +164,14 @@ async def test_a_crash_is_unknown_and_the_next_query_gets_a_new_worker(
     assert list(await client.jobs()) == [7]
 
 
-async def test_a_cancelled_question_does_not_answer_the_next(connect: Connect) -> None:
-    client = connect(load="time.sleep(0.5)")
+async def test_a_cancelled_question_does_not_answer_the_next(connect: Connect, tmp_path: Path) -> None:
+    once = tmp_path / "asked"
+    client = connect(load=f"if not os.path.exists({str(once)!r}): open({str(once)!r}, 'w').close(); time.sleep(20)")
     assert await client.check()
     pid = client.worker.pid
     asking = asyncio.create_task(client.jobs())
-    await asyncio.sleep(0.1)
+    while not once.exists():
+        await asyncio.sleep(0.01)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -351,7 +353,7 @@ def test_a_worker_ends_with_the_daemon(library: Make) -> None:
     assert worker.stdout
     assert b"22.5.3" in worker.stdout.readline()
     worker.stdin.close()
-    assert worker.wait(10) == 0
+    assert worker.wait(60) == 0
     worker.stdout.close()
 
 

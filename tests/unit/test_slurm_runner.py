@@ -31,7 +31,7 @@ def _alive(pid: int) -> bool:
 
 
 async def _gone(pid: int) -> bool:
-    for _ in range(200):
+    for _ in range(6000):
         if not _alive(pid):
             return True
         await asyncio.sleep(0.01)
@@ -39,36 +39,36 @@ async def _gone(pid: int) -> bool:
 
 
 async def test_output_input_and_exit_code_come_through() -> None:
-    done = await run(["sh", "-c", "cat; echo oops >&2; exit 3"], stdin="héllo\n", env=ENV, timeout=10)
+    done = await run(["sh", "-c", "cat; echo oops >&2; exit 3"], stdin="héllo\n", env=ENV, timeout=60)
     assert (done.rc, done.stdout, done.stderr) == (3, "héllo\n", "oops\n")
     assert done.argv[0] == "sh"
-    assert 0 < done.seconds < 10
+    assert 0 < done.seconds < 60
 
 
 async def test_a_signal_is_a_negative_exit_code() -> None:
-    done = await run(["sh", "-c", "kill -9 $$"], env=ENV, timeout=10)
+    done = await run(["sh", "-c", "kill -9 $$"], env=ENV, timeout=60)
     assert (done.rc, done.end) == (-9, "killed by SIGKILL")
-    realtime = await run(["sh", "-c", "kill -40 $$"], env=ENV, timeout=10)
+    realtime = await run(["sh", "-c", "kill -40 $$"], env=ENV, timeout=60)
     assert realtime.end == "killed by signal 40"
-    assert (await run(["sh", "-c", "exit 2"], env=ENV, timeout=10)).end == "exit code 2"
+    assert (await run(["sh", "-c", "exit 2"], env=ENV, timeout=60)).end == "exit code 2"
 
 
 async def test_bytes_that_are_no_text_survive() -> None:
-    done = await run(["printf", r"\377\n"], env=ENV, timeout=10)
+    done = await run(["printf", r"\377\n"], env=ENV, timeout=60)
     assert done.stdout.encode("utf-8", "surrogateescape") == b"\xff\n"
 
 
 async def test_input_that_nobody_reads_is_no_error() -> None:
-    done = await run(["sh", "-c", "exec <&-; echo ok"], stdin="x" * 1_000_000, env=ENV, timeout=10)
+    done = await run(["sh", "-c", "exec <&-; echo ok"], stdin="x" * 1_000_000, env=ENV, timeout=60)
     assert done.stdout == "ok\n"
 
 
 async def test_the_deadline_kills_the_whole_group_even_what_ignores_sigterm(tmp_path: Path) -> None:
     script = f"trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > {tmp_path}/child; sleep 60' & wait"
     began = time.monotonic()
-    with pytest.raises(CommandTimeout, match=r"sh: no end within 0\.5 s"):
-        await run(["sh", "-c", script], env=ENV, timeout=0.5)
-    assert time.monotonic() - began < 5
+    with pytest.raises(CommandTimeout, match=r"sh: no end within 2 s"):
+        await run(["sh", "-c", script], env=ENV, timeout=2)
+    assert time.monotonic() - began < 30
     assert await _gone(int((tmp_path / "child").read_text()))
 
 
@@ -77,7 +77,7 @@ async def test_a_group_that_heeds_sigterm_is_not_waited_for(monkeypatch: pytest.
     began = time.monotonic()
     with pytest.raises(CommandTimeout):
         await run(["sleep", "60"], env=ENV, timeout=0.2)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40
 
 
 async def test_cancelling_the_caller_kills_the_command(tmp_path: Path) -> None:
@@ -93,20 +93,20 @@ async def test_cancelling_the_caller_kills_the_command(tmp_path: Path) -> None:
 async def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "OUTPUT_LIMIT", 100_000)
     with pytest.raises(CommandOverflow, match="more than 100000 bytes"):
-        await run(["yes"], env=ENV, timeout=20)
+        await run(["yes"], env=ENV, timeout=60)
 
 
 async def test_what_cannot_be_executed_certainly_did_nothing() -> None:
     with pytest.raises(CommandNotStarted, match="No such file"):
-        await run(["no-such-program"], env=ENV, timeout=5)
+        await run(["no-such-program"], env=ENV, timeout=60)
     with pytest.raises(CommandNotStarted):
-        await run(["true"], env=ENV, timeout=5, cwd="/no/such/folder")
+        await run(["true"], env=ENV, timeout=60, cwd="/no/such/folder")
 
 
 @as_root
 async def test_another_user_has_exactly_that_users_rights() -> None:
     nobody = user_identity("nobody")
-    said = await run(["sh", "-c", "id -u; id -g; id -G; umask; pwd"], env=ENV, timeout=10, cwd="/tmp", user=nobody)
+    said = await run(["sh", "-c", "id -u; id -g; id -G; umask; pwd"], env=ENV, timeout=60, cwd="/tmp", user=nobody)
     assert said.stdout.split() == [str(nobody.uid), str(nobody.gid), *map(str, nobody.groups), "0022", "/tmp"]
     assert 0 not in nobody.groups
 
@@ -115,7 +115,7 @@ async def test_another_user_has_exactly_that_users_rights() -> None:
 async def test_a_folder_that_the_user_may_not_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir(mode=0o700)
     with pytest.raises(CommandNotStarted, match="Permission denied"):
-        await run(["pwd"], env=ENV, timeout=5, cwd=str(tmp_path / "secret"), user=user_identity("nobody"))
+        await run(["pwd"], env=ENV, timeout=60, cwd=str(tmp_path / "secret"), user=user_identity("nobody"))
 
 
 def test_identities_come_from_the_name_service() -> None:
