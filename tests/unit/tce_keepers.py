@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from transom_slurm.sandbox import processes
 
 from transomd.tce.memory.arena import Arena
@@ -47,6 +48,11 @@ def own_place(killed: bool = False) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         os.environ.pop("XDG_RUNTIME_DIR", None)
         os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def state_of(step: int) -> dict[str, Any]:
+    """What a program may save: all of it is of that step."""
+    return {"x": torch.full((5000,), float(step)), "step": step}
 
 
 def keepers(folder: Path) -> list[int]:

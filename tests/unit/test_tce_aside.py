@@ -14,11 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
-from typing import Any
 
 import pytest
-import torch
-from tce_keepers import keeper_of, own_place, stop, wait_for
+from tce_keepers import keeper_of, state_of, stop, wait_for
 from tce_nodes import nodes, on
 
 from transomd.tce import CheckpointEngine
@@ -26,18 +24,10 @@ from transomd.tce.memory import lease
 from transomd.tce.memory.place import own_socket
 from transomd.tce.memory.table import Table
 
+pytest_plugins = ("tce_places",)
+
 NEVER = 1_000_000
 """Storage gets no step while the program is there."""
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with own_place(killed=True) as folder:
-        yield folder
-
-
-def state_of(step: int) -> dict[str, Any]:
-    return {"x": torch.full((5000,), float(step))}
 
 
 @contextmanager

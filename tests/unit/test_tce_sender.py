@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tce_keepers import own_place, stop, wait_for
+from tce_keepers import state_of, stop, wait_for
 from tce_nodes import nodes, on, pair
 
 from transomd.tce import CheckpointEngine
@@ -19,24 +17,16 @@ from transomd.tce.replicate.copies import Copies
 from transomd.tce.replicate.post import Post
 from transomd.tce.replicate.streams import Streams
 
+pytest_plugins = ("tce_places",)
+
 NEVER = 1_000_000
 """Storage gets no step."""
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with own_place(killed=True) as folder:
-        yield folder
 
 
 def savers(directory: Path) -> list[CheckpointEngine]:
     """Two ranks of one node."""
     told: dict[str, Any] = {"world_size": 2, "epoch": 1, "storage_every": NEVER}
     return [CheckpointEngine(directory, rank=rank, **told) for rank in (0, 1)]
-
-
-def state_of(step: int) -> dict[str, Any]:
-    return {"x": torch.full((5000,), float(step))}
 
 
 class Picky(Post):

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tce_keepers import own_place
+from tce_keepers import state_of
 
 from transomd.tce import CheckpointEngine
 from transomd.tce.memory import copy, lease, link
 
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with own_place(killed=True) as folder:
-        yield folder
-
-
-def state_of(step: int) -> dict[str, Any]:
-    return {"x": torch.full((5000,), float(step))}
+pytest_plugins = ("tce_places",)
 
 
 def engine_of(directory: Path) -> CheckpointEngine:

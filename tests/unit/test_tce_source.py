@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-import torch
-from tce_keepers import keeper_of, own_place, wait_for
+from tce_keepers import keeper_of, state_of, wait_for
 
 from transomd.tce import CheckpointEngine
 from transomd.tce.catalogue import list_checkpoints
 
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with own_place() as folder:
-        yield folder
-
-
-def state_of(step: int) -> dict[str, Any]:
-    return {"w": torch.full((100,), float(step))}
+pytest_plugins = ("tce_places",)
 
 
 def complete(directory: Path) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tce_keepers import arena_of, keeper_of, newest_slot, own_place, stop, wait_for
+from tce_keepers import arena_of, keeper_of, newest_slot, state_of, stop, wait_for
 from tce_nodes import Node, nodes, on, pair
 from test_tce_persister import Rank
 
@@ -29,18 +29,10 @@ from transomd.tce.memory.tier import MemoryTier
 from transomd.tce.replicate.post import quarantine_if_damaged
 from transomd.tce.schedule import Fixed
 
+pytest_plugins = ("tce_places",)
+
 NEVER = 1_000_000
 """Storage gets no step."""
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with own_place(killed=True) as folder:
-        yield folder
-
-
-def state_of(step: int) -> dict[str, Any]:
-    return {"x": torch.full((5000,), float(step)), "step": step}
 
 
 def saver(directory: Path, **settings: Any) -> CheckpointEngine:
