@@ -17,6 +17,7 @@ from transomd.launch.agreeing import Agreement
 from transomd.launch.aside import Aside
 from transomd.launch.claims import DISK_S, Claims
 from transomd.launch.course import Course
+from transomd.launch.ending import Ending, NoEndError
 from transomd.launch.folder import CheckpointFolder
 from transomd.launch.hub import AgentGone
 from transomd.launch.options import Options, Watch
@@ -24,8 +25,7 @@ from transomd.launch.order import arrange
 from transomd.launch.pairing import Pairing
 from transomd.launch.program import LaunchPlan, Program
 from transomd.launch.reading import Reading, Sighted
-from transomd.launch.rundir import COMPLETED
-from transomd.launch.storing import LostError, Storing
+from transomd.launch.storing import LostError
 from transomd.launch.stuck import Stuck
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
@@ -73,9 +73,9 @@ class Runs:
         self._pairing: Pairing | None = None
         self.agreement = Agreement(agents, folder, spec.nodes * spec.tasks_per_node)
         self._reading: Reading | None = None
-        self._storing: Storing | None = None
         self._stuck = Stuck(agents)
         self._disk = Aside(DISK_S)
+        self._ending = self._new_ending()
         self._bad_exit_at: float | None = None
         self._bad_exit_seen = 0.0
 
@@ -102,7 +102,8 @@ class Runs:
         )
         self._course.begin(began, order.past_step)
         # What the launch before has left is nothing of this one's, should it fail before it has logs.
-        self._bad_exit_at = self._reading = self._storing = None
+        self._bad_exit_at = self._reading = None
+        self._ending = self._new_ending()
         self._course.tell("logs", "")
         self._course.tell("storing", "")
         if len(order.nodes) != self._spec.nodes:
@@ -162,6 +163,9 @@ class Runs:
         log.info("epoch %d starts on %s", epoch, fold(order.nodes))
         await self._program.start(os.environ, self._disk)
 
+    def _new_ending(self) -> Ending:
+        return Ending(self._options.run_dir, self._agents, self._course, self._disk, self._clock)
+
     def _progress(self, now: float) -> Progress:
         return Progress(
             self._spec.watch.progress or DEFAULT_PATTERN,
@@ -173,7 +177,7 @@ class Runs:
     @property
     def storing(self) -> bool:
         """Whether the program has ended well, and storage gets what it saved last: no signal keeps it from that."""
-        return self._course.running and self._storing is not None
+        return self._course.running and self._ending.storing
 
     # --- watch ------------------------------------------------------------------------------------------------------
 
@@ -207,51 +211,12 @@ class Runs:
         if program.rc != 0:
             await self.fail("exit", f"srun ended with exit code {program.rc}", detected_at=self._bad_exit_at)
             return
-        if self._storing is None and not await self._is_believed(program, reading):
-            return
-        self._storing = self._storing or Storing(self._agents, self._course.nodes, self._clock)
         try:
-            stored = await self._storing.look()
+            await self._ending.look(program, reading)
+        except NoEndError as error:
+            await self.fail("exit", str(error))
         except LostError as error:
             await self.fail("heartbeat", str(error))
-            return
-        self._course.tell("storing", self._storing.told)
-        if stored:
-            await self._completed(reading)
-
-    async def _is_believed(self, program: Program, reading: Reading) -> bool:
-        """Whether the logs tell of no task that srun did not wait for or Slurm ended, or exit code 0 proves nothing."""
-        if not await reading.finish():
-            if await self._gone(program):
-                await self.fail("exit", "srun ended with exit code 0, which is not believed: its logs were removed")
-                return False
-            self._course.tell("logs", f"srun ended with exit code 0, which is not believed yet: {reading.trouble}")
-            return False
-        self._course.tell("logs", "")
-        if reading.logs.left:
-            await self.fail("exit", f"exit code 0 is no end of the program here: {reading.logs.left}")
-            return False
-        return True
-
-    async def _gone(self, program: Program) -> bool:
-        """Whether somebody removed the logs: they come back no more, where a file system that does not answer may."""
-        try:
-            return not await self._disk.ask(program.logs.exists)
-        except OSError:
-            return False
-
-    async def _completed(self, reading: Reading) -> None:
-        now = time.time()
-        # First of all: what is not noted when the allocation ends is run again.
-        try:
-            await self._disk.ask(
-                self._options.run_dir.claim, COMPLETED, {"epoch": self._course.newest.epoch, "at": now}
-            )
-        except OSError as error:
-            log.warning("that the program has ended cannot be noted in the run folder: %s", error)
-        self._course.note_steps(reading.logs)
-        self._course.complete(now)
-        log.info("the program ended with exit code 0")
 
     async def _hang(self, stall: Stall) -> None:
         """Before a hung launch is killed, take down what every rank is doing."""
