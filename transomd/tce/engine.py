@@ -228,7 +228,11 @@ class CheckpointEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            # As at the end of a program: the next start goes on from what is in memory, and not only once it is stored.
+            self._close(AT_EXIT_S, leave=False)
 
     def _remove_unfinished(self) -> None:
         """Not what a keeper still writes for an earlier process of this very epoch."""

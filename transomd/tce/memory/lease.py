@@ -154,12 +154,13 @@ class Lease:
             with contextlib.suppress(ValueError):  # another thread has hung up meanwhile
                 link.wait(seconds)
 
-    def end(self, leave: bool) -> None:
-        """Hang up; with ``leave``, the memory may be given back once what is staged is stored."""
-        with contextlib.suppress(OSError):
-            if leave and self.held:
-                self.tell("bye")
-        self.hang_up()
+    def leave(self) -> None:
+        """Say that nothing more is staged: the newest is to be stored, and the memory may be given back then.
+
+        The keeper goes on telling what becomes of it. Raises OSError.
+        """
+        if self.held:
+            self.tell("bye")
 
     def hang_up(self) -> None:
         """Close the line without a word: the memory is to be asked for again, as another keeper may come."""

@@ -44,10 +44,13 @@ class Ledger:
         self._copies = copies
         self._uncopied: dict[int, SaveHandle] = {}
         self._earlier: dict[int, list[SaveHandle]] = {}
+        self._newest: SaveHandle | None = None
+        self._settled = -1
 
     def add(self, handle: SaveHandle, seq: int) -> None:
         """A step is in memory, as the rank's save number ``seq``."""
         handle.in_memory, handle.seq = True, seq
+        self._newest = handle
         if self.no_partner:
             handle.never["replica"] = self.no_partner
         elif not self._copies.due(handle.step):
@@ -65,6 +68,13 @@ class Ledger:
         else:
             which = f"storage gets {self.schedule.rule}, and the newest when the program ends"
             handle.never["storage"] = f"it stays in memory; {which}"
+
+    def ends(self) -> None:
+        """The program ends: storage gets the newest save as well, if it was not to get it."""
+        handle = self._newest
+        if handle is not None and handle.step > self._settled and handle.never.pop("storage", ""):
+            self.handles[handle.step] = handle
+            self.unwritten.add(handle.step)
 
     def due(self, step: int) -> bool:
         """Whether storage is to get this step while the program goes on."""
@@ -88,6 +98,8 @@ class Ledger:
         if told["epoch"] != self._epoch:
             return
         kind, seq = told["t"], int(told.get("seq", _EVERY))
+        if kind in ("complete", "failed", "skipped"):
+            self._settled = max(step, self._settled)
         if kind == "written":
             if step in self.unwritten and self.handles[step].seq <= seq:
                 self.written += 1

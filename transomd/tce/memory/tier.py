@@ -36,6 +36,8 @@ log = logging.getLogger("transom.tce")
 _LOOK_S = 0.005
 _WORD_S = 30.0
 _PEERS_S = 10.0
+_KEEPER_S = 60.0
+"""How long the end waits for another keeper where one was lost; an agent starts one within ten seconds."""
 
 
 class MemoryTier:
@@ -52,6 +54,7 @@ class MemoryTier:
         self._lease = Lease(store, link)
         self._lock = threading.RLock()
         self._turn = Turn()
+        self._replaced = self._leaving = self._closed = False
 
     @property
     def reason(self) -> str:
@@ -173,6 +176,7 @@ class MemoryTier:
         if not self._pool.has(size):
             raise OSError("the keeper sent less memory than it was asked for")
         self._lease.hold()
+        self._replaced = False
         self.ledger.heard = int(answer.get("skips", 0))  # what another keeper skipped is this one's no more
         self.ledger.no_partner = str(answer["no_partner"])
 
@@ -184,6 +188,8 @@ class MemoryTier:
         with self._lock:
             if self._lease.connected:
                 return
+            if self._closed:
+                raise OSError("the checkpoints are closed")
             before = self._pool.arena
             brought = (os.dup(before.descriptor),) if before is not None else ()
         try:
@@ -192,7 +198,7 @@ class MemoryTier:
             for descriptor in brought:
                 os.close(descriptor)
         with self._lock:
-            if self._pool.arena is not before:
+            if self._closed:
                 for descriptor in descriptors:
                     os.close(descriptor)
                 link.close()
@@ -282,12 +288,14 @@ class MemoryTier:
     def _go_on_elsewhere(self) -> None:
         """After the keeper was lost: another one takes over what stands in the arena, if one can be had now."""
         arena = self._pool.arena
-        if arena is not None and not self._lease.forked:
+        if arena is not None and not self._lease.forked and not self._replaced:
             with self._turn.aside() as mine, contextlib.suppress(OSError):
                 if mine:
                     self._call(arena.slot_bytes)
                     with self._lock:
                         self._tell_staged()
+                        if self._leaving:
+                            self._lease.leave()
 
     def _listen(self) -> None:
         """Take in the keeper's news."""
@@ -299,6 +307,7 @@ class MemoryTier:
                 self.ledger.hear(told)
 
     def _superseded(self) -> None:
+        self._replaced = True
         error = CheckpointError(f"{self.writer.directory}: another start of this program has taken over")
         for step in list(self.ledger.handles):
             self.ledger.fail(step, error)
@@ -307,32 +316,70 @@ class MemoryTier:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def close(self, timeout: float, leave: bool) -> None:
-        """Wait until what is staged is on the disk, and let go; with ``leave``, the memory may be given back then."""
+        """Wait until storage has what it is to get, and let go.
+
+        With ``leave``, that includes the newest step, whatever the schedule, and the memory may be given back then.
+        """
         if self._lease.forked:
             return
-        end, alone = time.monotonic() + timeout, 0.0
-        while self._waits() and (now := time.monotonic()) < end:
+        end = time.monotonic() + timeout
+        if self._wait(end) and leave:
+            self._leave()
+            self._wait(end)
+        with self._lock:
+            self._listen()
+            if leave:
+                self._leave()
+            if self.ledger.unwritten:
+                self._warn(timeout)
+            self.ledger.none_copied("the program has closed its checkpoints")
+            self._lease.hang_up()
+            self._pool.close()
+            self._closed = True
+
+    def _wait(self, end: float) -> bool:
+        """Wait until nothing more is to be told; whether it came to that."""
+        alone = without = 0.0
+        while waits := self._waits():
+            now = time.monotonic()
             # Once this rank's share is there, the keeper goes on without us if other ranks take long.
             alone = 0.0 if self.ledger.unwritten else alone or now + _PEERS_S
-            if alone and now >= alone:
+            without = 0.0 if self._lease.connected else without or now + _KEEPER_S
+            if now >= min([end, *filter(None, (alone, without))]):
                 break
             # Without the lock: other threads may wait for what is to become of a step, too.
             self.pause(_LOOK_S)
-        with self._lock:
-            self._listen()
-            if self.ledger.unwritten:
-                steps = ", ".join(map(str, sorted(self.ledger.unwritten)))
-                told = "steps %s are not on the disk after %.0f s; the keeper goes on. %s"
-                log.warning(told, steps, timeout, self.ledger.problem)
-            self.ledger.none_copied("the program has closed its checkpoints")
-            self._lease.end(leave)
-            self._pool.close()
+        return not waits
 
     def _waits(self) -> bool:
-        """Whether there is something that a keeper may still tell of."""
+        """Whether there is something that a keeper may still tell of; one that was lost is replaced for it.
+
+        Without one, what is in memory alone would end with the program.
+        """
         with self._lock:
             self._listen()
-            return bool(self.ledger.handles) and self._lease.connected
+            waits, lost = bool(self.ledger.handles), not self._lease.connected
+        if waits and lost:
+            self._go_on_elsewhere()
+        return waits
+
+    def _leave(self) -> None:
+        """Have storage get the newest step, too: this program saves nothing any more."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self._leaving:
+                self._leaving = True
+                if not self._replaced:
+                    self.ledger.ends()
+                self._lease.leave()
+
+    def _warn(self, timeout: float) -> None:
+        steps = ", ".join(map(str, sorted(self.ledger.unwritten)))
+        there = self._lease.connected
+        goes_on = (
+            "the keeper goes on" if there else "no keeper is there that could go on, and they end with this program"
+        )
+        told = "steps %s are not on the disk after at most %.0f s; %s. %s"
+        log.warning(told, steps, timeout, goes_on, self.ledger.problem)
 
     def release(self) -> None:
         """Let go without waiting; what is staged is the keeper's."""
