@@ -19,6 +19,9 @@ from transomd.spec import JobSpec
 from transomd.tee.progress import DEFAULT_PATTERN, Progress
 
 ABORTED = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish."
+CANCELLED = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-30T19:49:09 ***"
+KILLED = f'srun sh -c \'echo "{ABORTED}"; echo "{CANCELLED}"; exit 1\''
+"""As ``srun --kill-on-bad-exit`` speaks of a task that ended badly."""
 BEGAN = f"until grep -q began logs/e000001/{SRUNS_LOG} 2>/dev/null; do sleep 0.05; done"
 """What a script waits with until its srun has begun."""
 
@@ -56,6 +59,9 @@ async def ended(root: Path, script: str) -> tuple[int, LogWatch]:
         ("srun sh -c 'kill -9 $$'\ntrue", "srun --overlap sh -c 'kill -9 $$' ended with exit code -9"),
         ("srun no-such-program\ntrue", "srun --overlap no-such-program ended with exit code 127"),
         (f"echo {ABORTED!r}\nsrun true", ABORTED),
+        (f"srun echo {ABORTED!r}\nsrun false || srun true", ABORTED),
+        (f"{KILLED} || srun echo {CANCELLED!r}", CANCELLED),
+        (f"srun echo {ABORTED!r} & {KILLED}\nwait\nsrun true", ABORTED),
         (f"srun sleep 5 &\n{BEGAN}", "srun --overlap sleep 5 has not ended"),
         (f"srun sleep 5 &\n{BEGAN}\nkill -9 $!\nwait", "srun --overlap sleep 5 has not ended"),
     ],
@@ -70,6 +76,7 @@ async def test_a_script_whose_srun_failed_is_not_done(tmp_path: Path, script: st
     [
         "srun true\necho done",
         "srun false || srun true",
+        f"echo begin; {KILLED} || {KILLED}\necho again\nsrun true",
         f"srun sleep 5 &\n{BEGAN}\nsrun true",
         f"srun sleep 60 &\n{BEGAN}\nsrun true\necho {ABORTED!r}\nkill $!\nwait",
         "echo no srun at all",

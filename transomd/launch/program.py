@@ -33,7 +33,7 @@ SRUN_WRAPPER = """\
 exec {noting} {srun} --overlap {exclude}"$@"
 """
 SRUN_LOG = "srun.log"
-SCRIPT_LOG = "rank-00000.log"
+SCRIPT_LOG = sruns.SCRIPT_LOG
 HOSTS = "hosts"
 
 

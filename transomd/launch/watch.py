@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from transomd.launch.outlived import Outlived
-from transomd.launch.program import SRUN_LOG, log_of_srun, tasks_a_node
+from transomd.launch.program import SCRIPT_LOG, SRUN_LOG, log_of_srun, tasks_a_node
 from transomd.launch.sruns import SRUNS_LOG, Sruns
 from transomd.spec import JobSpec
 from transomd.tee import srun
@@ -20,6 +20,8 @@ from transomd.tee.types import Chunk, Evidence
 
 MAX_EXITS = 200
 """Bad ends of tasks that are kept: as many as a report can carry."""
+MAX_SAID = 1000
+"""Words of ends that are kept: the first, and the last; a script may try again for ever."""
 FIRST_EXITS = 100
 """Those that come before what the logs say."""
 
@@ -75,7 +77,9 @@ class LogWatch:
         self._outlived = Outlived()
         self._log_of_srun = log_of_srun(spec)
         self._sruns = Sruns()
-        self._said_left = self.failing = ""
+        self._said_left: list[tuple[int, str]] = []
+        self._script_log_read = 0
+        self.failing = ""
         self.step: int | None = None
         self.step_at: float | None = None
         self.first_step: int | None = None
@@ -88,8 +92,10 @@ class LogWatch:
 
     @property
     def left(self) -> str:
-        """What says so; nothing that a job's script may have brought about by ending an srun of its own."""
-        return self._sruns.failed or ("" if self._sruns.told else self._said_left)
+        """What says so; nothing of an srun that a job's script may have ended itself, or has made up for."""
+        if self._sruns.failed or self._sruns.told:
+            return self._sruns.failed
+        return next((line for at, line in self._said_left if not self._sruns.made_up(at)), "")
 
     def poll(self, now: float, final: bool = False) -> None:
         """Read what is new; with ``final`` all of it, also what has no end of line."""
@@ -112,7 +118,7 @@ class LogWatch:
             self._sruns.feed(chunk.data.decode(errors="replace"))
             return
         self._matcher.feed(chunk, now)
-        self._said_left = self._said_left or self._left(chunk)
+        self._take_left(chunk)
         if chunk.file == SRUN_LOG:
             text = chunk.data.decode(errors="replace")
             self._take_exits(srun.exits(text, now, torn_down=bool(self._exits), a_task=self._a_task))
@@ -124,14 +130,22 @@ class LogWatch:
             if self.first_step is None:
                 self.first_step, self.first_step_at = self._progress.first, now
 
-    def _left(self, chunk: Chunk) -> str:
-        """Return a line that says that not every task came to its end by itself; empty where there is none."""
-        found = ""
-        if chunk.file == self._log_of_srun and b"srun: " in chunk.data:
-            found = srun.left(chunk.data.decode(errors="replace"))
-        if not found and b"slurmstepd" in chunk.data:
-            found = srun.step_ended(chunk.data.decode(errors="replace"))
-        return found
+    def _take_left(self, chunk: Chunk) -> None:
+        """Keep the lines that say that not every task came to its end by itself, and where in a script's log."""
+        at = -1
+        if chunk.file == SCRIPT_LOG:
+            at = 0 if chunk.fresh else self._script_log_read
+            self._script_log_read = at + len(chunk.data)
+        by_srun = chunk.file == self._log_of_srun and b"srun: " in chunk.data
+        if not by_srun and b"slurmstepd" not in chunk.data:
+            return
+        for line in chunk.data.splitlines(keepends=True):
+            text = line.decode(errors="replace").rstrip("\r\n")
+            found = (srun.left(text) if by_srun else "") or srun.step_ended(text)
+            if found:
+                del self._said_left[MAX_SAID - 1 :]
+                self._said_left.append((at, found))
+            at += len(line) if at >= 0 else 0
 
     def _take_exits(self, found: list[Evidence]) -> None:
         """Keep the first end of each kind of each rank, as many as there is room for; a log may be flooded."""
