@@ -22,6 +22,7 @@ from transomd.launch.reading import Reading, Sighted
 from transomd.launch.rundir import COMPLETED, RunDir
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
+from transomd.tee.detect import ProcessState
 from transomd.tee.progress import DEFAULT_PATTERN, Progress
 from transomd.words import LauncherPhase
 
@@ -185,6 +186,24 @@ async def test_exit_code_0_of_an_srun_that_did_not_wait_is_no_end_of_the_program
     assert not launcher.options.run_dir.claimed(COMPLETED)
     assert launcher.course.failure is not None
     assert [e["signature"] for e in launcher.course.failure.evidence if e["source"] == "slurm"] == ["SL-ABORT"]
+
+
+async def test_ends_that_srun_told_before_it_ended_are_read_before_it_is_asked_who_is_stuck(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    """What such a rank has left behind is no stuck rank: the order tells."""
+    launcher = a_launcher(tmp_path)
+    runs, course = launcher.runs, launcher.course
+    course.begin(LaunchReport(epoch=1, nodes=["n1"], started_at=1.0), None)
+    runs._program, runs._bad_exit_at = Running(rc=1, logs=tmp_path), 1.0  # type: ignore[assignment]
+    logs, runs._reading = reading_of(tmp_path, clock, within_s=60.0)
+    logs.alive.set()
+    runs._stuck = Mock(look=AsyncMock(return_value=[ProcessState(0, "n1", 4000, "D")]))
+    (tmp_path / SRUN_LOG).write_text("srun: error: n1: task 0: Exited with exit code 1\n")
+    await runs.look()
+    assert course.failure is not None
+    at = {e["signature"]: e["at"] for e in course.failure.evidence}
+    assert at["EXIT"] <= at["PROCESS-UNINTERRUPTIBLE"]
 
 
 async def test_a_program_that_left_with_0_when_slurm_told_it_to_is_not_done(tmp_path: Path, clock: list[float]) -> None:

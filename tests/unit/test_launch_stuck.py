@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from transom_slurm.sandbox.waiting import until
 from transomd.launch.agents import Agents
 from transomd.launch.hub import AgentGone
 from transomd.launch.ranks import find_ranks
+from transomd.launch.runs import AGAIN_S
 from transomd.launch.stuck import Stuck
 
 EPOCH = 3
@@ -75,7 +77,8 @@ def node() -> Node:
 
 
 def looker(node: Node) -> Stuck:
-    return Stuck(cast(Agents, node))
+    """One whose looks are a minute apart."""
+    return Stuck(cast(Agents, node), itertools.count(0, 60).__next__)
 
 
 async def test_a_stopped_rank_is_told_by_the_second_look_and_one_that_sleeps_cannot_be_mistaken(
@@ -155,3 +158,15 @@ async def test_what_is_left_of_an_earlier_launch_or_is_no_rank_is_not_told(start
     processes.stop([one.pid for one in others], 30)
     look = looker(node)
     assert [await look.look(EPOCH, ["n1"]) for _ in range(2)] == [[], []]
+
+
+async def test_two_looks_at_one_moment_tell_no_more_than_one(start: Start, node: Node) -> None:
+    rank, clock = start("sleep", "600"), [100.0]
+    assert until(lambda: processes.name(rank.pid) == "sleep", 30)
+    processes.stop([rank.pid], 30)
+    look = Stuck(cast(Agents, node), lambda: clock[0])
+    await look.look(EPOCH, ["n1"])
+    clock[0] += 0.1
+    assert await look.look(EPOCH, ["n1"]) == []
+    clock[0] += AGAIN_S
+    assert len(await look.look(EPOCH, ["n1"])) == 1

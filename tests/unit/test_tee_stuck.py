@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_tee_verdict import ECC, OWN_WORDS, RANKS, T, exits, judge, log, raised, short
+from test_tee_verdict import ECC, OWN_WORDS, RANKS, T, down, ended, exits, judge, kernel, log, raised, short
+from transom_slurm.types import JobBase
 
 from transomd.tee import detect
 from transomd.tee.progress import Stall
@@ -118,3 +119,46 @@ def test_of_many_stuck_processes_one_a_rank_is_told_and_no_more_than_leave_room_
     many = [detect.ProcessState(pid // 2, "n1", pid, "D") for pid in range(1000)]
     found = detect.stuck(many, T)
     assert len({one.rank for one in found}) == len(found) == 50
+
+
+@pytest.mark.parametrize("state", ["T", "D"])
+def test_what_a_rank_that_has_left_leaves_behind_is_no_stuck_rank(state: str) -> None:
+    """A logger or a worker of its own has its environment, and outlives it."""
+    left = [*stuck(state, 3), *exits(1, *range(8))]
+    assert short(judge([*left, *raised("ValueError: bad shape", 0)])) == STOP
+    assert short(judge([*left, *all_raise("ValueError: bad shape", *PEERS)])) == STOP
+    assert short(judge(left)) == STOP, "all left alike, and nobody complains"
+    assert short(judge([*stuck(state, 3), *all_raise(OWN_WORDS, *PEERS), *exits(1, 3, at=T + 9)])) == HANG
+
+
+def test_a_rank_that_dumps_its_core_over_what_another_raised_does_not_excuse_that() -> None:
+    """NCCL's watchdog aborts ranks whose peer has left; writing a core of many gigabytes outlasts two looks."""
+    cause = [*raised("ValueError: bad shape", 0), *exits(1, 0)]
+    assert short(judge([*stuck("D", 3), *cause, *exits(134, 3, at=T + 9)])) == STOP
+    peers = [*all_raise(OWN_WORDS, *PEERS), *exits(1, *PEERS)]
+    assert judge([*stuck("D", 3), *peers, *exits(134, 3, at=T + 9)]).action is Action.RESTART
+
+
+LOST_STEP = "srun: error: Aborting, io error and missing step on node 1"
+
+
+def test_what_ranks_raise_after_srun_has_lost_one_of_their_slurmstepds_is_no_fault_of_the_program() -> None:
+    lost = log(LOST_STEP, file="srun.log")
+    assert short(judge([*lost, *(one for rank in PEERS for one in raised(OWN_WORDS, rank, T + 2))])) == (
+        "launcher",
+        "unknown",
+        "restart",
+        (),
+        (),
+    )
+    assert short(judge([*lost, *(one for rank in PEERS for one in raised(OWN_WORDS, rank, T - 20))])) == STOP
+
+
+def test_why_srun_has_lost_a_slurmstepd_tells_more_than_that() -> None:
+    lost = log(LOST_STEP, file="srun.log")
+    assert short(judge([*lost, down("n2", T + 60)])) == ("host", "node", "drain", ("n2",), ("n2",))
+    assert short(judge([*lost, detect.heartbeat_lost("n2", T + 20)]))[2:4] == ("exclude", ("n2",))
+    oom = "Out of memory: Killed process 77 (slurmstepd) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB"
+    assert judge([*lost, *kernel("n2", oom, T - 3)]).failure_class == "host-memory"
+    for end in (JobBase.TIMEOUT, JobBase.PREEMPTED, JobBase.CANCELLED):
+        assert judge([*lost, *ended(end, T + 40)]).blame is Blame.EXTERNAL

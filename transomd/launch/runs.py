@@ -209,6 +209,8 @@ class Runs:
 
     async def _ended(self, program: Program, reading: Reading) -> None:
         if program.rc != 0:
+            if self._bad_exit_at is not None:
+                await reading.poll()  # a rank whose end is told by now is not stuck
             await self.fail("exit", f"srun ended with exit code {program.rc}", detected_at=self._bad_exit_at)
             return
         try:

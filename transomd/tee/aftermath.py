@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from transomd.tee.case import STUCK, Case, ranks_of, shape
+from transomd.tee.case import Case, ranks_of, shape
 from transomd.tee.types import Evidence
 from transomd.words import Role
 
@@ -17,8 +17,8 @@ _GENERIC = ("PY-EXCEPTION", "PY-GENERIC", "PY-NOFILE", "PY-REMOTE", "PY-CKPT-COR
 """Exceptions that no signature knows, whose meaning is their program's secret; and those that a peer that is gone also
 causes: a file that it did not write, a server that it was, a message that it did not end."""
 
-_ENDS = ("NO-PROGRESS", "TE-KILLED", "TE-EXIT", "PY-SPAWN-KILLED")
-"""Besides exits, what says that a rank had ended, or was about to be; launchers of ranks tell of them, too."""
+_ENDS = ("NO-PROGRESS", "TE-KILLED", "TE-EXIT", "PY-SPAWN-KILLED", "SL-ABORT")
+"""Besides exits, what says that a rank had ended, or was about to be; launchers of ranks and srun tell of them, too."""
 
 _ABORT = re.compile(r"SIGABRT|\(exitcode: -6\)")
 _LOCAL_RANK = re.compile(r"local_rank: (\d{1,6})")
@@ -33,13 +33,17 @@ def _of_the_stuck(case: Case) -> Case:
     """Take them so where a rank cannot go on and has raised nothing: the others waited for it in vain.
 
     Since when it is stuck nobody knows, so that times say nothing here. What every rank has raised, or a rank before it
-    got stuck, may be why; a rank at its teardown is not stuck.
+    got stuck, may be why; a rank at its teardown is not stuck. One that writes its core after an abort may answer what
+    few others raised, or be what many others answer.
     """
     alike = _alike(case)
     spoke = {rank for group in alike.values() for rank in ranks_of(group)}
-    if spoke.issuperset(ranks_of(case.of(*STUCK))):
+    silent = set(ranks_of(case.stuck)) - spoke
+    if not silent:
         return case
-    return _victims(case, {key for key, group in alike.items() if not _raised_by(None, group, case)})
+    aborted = set(ranks_of([one for one in case.of("EXIT-SIGNAL") if _ABORT.search(one.text)]))
+    over = {key for key, group in alike.items() if silent - aborted or len(ranks_of(group)) > len(aborted)}
+    return _victims(case, {key for key in over if not _raised_by(None, alike[key], case)})
 
 
 def _after_the_end(case: Case) -> Case:

@@ -56,6 +56,13 @@ class Case:
         return [one for one in self.evidence if one.signature in signatures]
 
     @property
+    def stuck(self) -> list[Evidence]:
+        """Processes that cannot go on: of ranks, not what a rank has left behind whose own end was told before."""
+        ends = [one for one in self.evidence if one.source == "exit" and one.rank is not None]
+        found = self.of(*STUCK)
+        return [one for one in found if not any(end.rank == one.rank and before(end, one, 0) for end in ends)]
+
+    @property
     def ranks(self) -> set[int]:
         """Every rank of the job, where that is known."""
         return {rank for ranks in self.ranks_by_node.values() for rank in ranks}
