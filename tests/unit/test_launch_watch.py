@@ -89,6 +89,17 @@ def test_a_step_that_slurm_told_to_end_is_noticed_in_any_log(tmp_path: Path, lin
     assert told(tmp_path, "srun: launching\n").left == line
 
 
+@pytest.mark.parametrize(("job", "noticed"), [(7, True), (8, False), (71, False)])
+def test_the_end_of_another_jobs_step_is_not_this_launchs(tmp_path: Path, job: int, noticed: bool) -> None:
+    """As where a program prints the log of the job before."""
+    line = "slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-30T19:49:09 ***"
+    (tmp_path / "rank-00000.log").write_text(f"{line}\n")
+    progress = Progress(DEFAULT_PATTERN, now=0.0, floor_s=60, first_s=60)
+    made = LogWatch(tmp_path, SPEC, ("n1", "n2"), progress, slurm_job_id=job)
+    made.poll(100.0)
+    assert made.left == (line if noticed else "")
+
+
 def test_a_word_of_slurmstepd_that_ends_nothing_leaves_exit_code_0_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "rank-00000.log").write_text(
         "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been killed\n"

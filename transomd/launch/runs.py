@@ -158,7 +158,8 @@ class Runs:
         )
         self._program = await self._disk.ask(Program, self._options.run_dir, plan)
         sighted = Sighted(self._clock)
-        logs = LogWatch(self._program.logs, self._spec, plan.nodes, self._progress(sighted()), sighted)
+        progress, slurm_job = self._progress(sighted()), self._options.slurm_job_id
+        logs = LogWatch(self._program.logs, self._spec, plan.nodes, progress, sighted, slurm_job)
         self._reading = Reading(logs, self._clock, sighted)
         log.info("epoch %d starts on %s", epoch, fold(order.nodes))
         await self._program.start(os.environ, self._disk)

@@ -54,7 +54,7 @@ class LogWatch:
     end by itself: srun did not wait for it, Slurm told it to end, or an srun of a job's script failed. ``step`` is the
     furthest that any rank is, seen at ``step_at``; ``first_step`` and ``first_step_at`` are the first that was seen
     (Unix seconds). Standing still is measured by ``clock``, by which ``progress`` was begun: a node's time of day may
-    be set forward at any moment.
+    be set forward at any moment. What slurmstepds say of other Slurm jobs than ``slurm_job_id`` is not this launch's.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class LogWatch:
         nodes: tuple[str, ...],
         progress: Progress,
         clock: Callable[[], float] = time.monotonic,
+        slurm_job_id: int | None = None,
     ) -> None:
         self._tailer = Tailer(logs, _owners(spec, nodes))
         self._matcher = Matcher(nodes=nodes)
@@ -76,6 +77,7 @@ class LogWatch:
         self._more_exits = 0
         self._outlived = Outlived()
         self._log_of_srun = log_of_srun(spec)
+        self._slurm_job_id = slurm_job_id
         self._sruns = Sruns()
         self._said_left: list[tuple[int, str]] = []
         self._script_log_read = 0
@@ -141,7 +143,7 @@ class LogWatch:
             return
         for line in chunk.data.splitlines(keepends=True):
             text = line.decode(errors="replace").rstrip("\r\n")
-            found = (srun.left(text) if by_srun else "") or srun.step_ended(text)
+            found = (srun.left(text) if by_srun else "") or srun.step_ended(text, self._slurm_job_id)
             if found:
                 del self._said_left[MAX_SAID - 1 :]
                 self._said_left.append((at, found))

@@ -22,7 +22,8 @@ _LEFT = re.compile(
     re.MULTILINE,
 )
 _STEP_ENDED = re.compile(
-    r"slurmstepd(?:-[\w.-]{1,80})?: error: \*\*\* STEP \S{1,60} ON \S{1,80} (?:CANCELLED AT|FAILED \().*"
+    r"slurmstepd(?:-[\w.-]{1,80})?: error: \*\*\* STEP (?P<job>\d{1,10})\S{1,50} ON \S{1,80} "
+    r"(?:CANCELLED AT|FAILED \().*"
 )
 _SIGNALS = {
     "Killed": signal.SIGKILL,
@@ -65,14 +66,16 @@ def left(text: str) -> str:
     return found[0] if found else ""
 
 
-def step_ended(text: str) -> str:
+def step_ended(text: str, slurm_job_id: int | None = None) -> str:
     """Return the first line in which a slurmstepd says that it was told to end its step; empty where none does.
+
+    Of the steps of one Slurm job, where it is given: a program may print the log of another.
 
     A program that leaves with 0 on SIGTERM, as many do that save then, has not come to its end: Slurm sends it to all
     steps, and to no batch script, when it preempts a job with a ``GraceTime``, and so does ``scancel -s TERM``.
     """
-    found = _STEP_ENDED.search(text)
-    return found[0] if found else ""
+    found = _STEP_ENDED.finditer(text)
+    return next((one[0] for one in found if slurm_job_id is None or int(one["job"]) == slurm_job_id), "")
 
 
 def more_exits(count: int, at: float | None) -> Evidence:
