@@ -22,7 +22,7 @@ from transomd.errors import TransomError
 EXAMPLE = Path(__file__).resolve().parent.parent / "docs" / "examples"
 PROGRAM = ("train.py", "tinylm.py", "pytext.py")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SLURMD_TIMEOUT_S, MESSAGE_TIMEOUT_S = 5, 2
+SLURMD_TIMEOUT_S, MESSAGE_TIMEOUT_S = 9, 2
 DAEMON_START_S, COMMAND_S = 60.0, 60.0
 
 

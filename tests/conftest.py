@@ -90,7 +90,7 @@ def sandbox(one_sandbox: Sandbox) -> Sandbox:
 
 @pytest.fixture(scope="module")
 def make_sandbox() -> Iterator[MakeSandbox]:
-    """``make_sandbox(nodes=5, slurmd_timeout=12, ...)``: sandboxes of one's own, ended with the module."""
+    """``make_sandbox(nodes=5, message_timeout=3, ...)``: sandboxes of one's own, ended with the module."""
     require_cluster()
     stack: list[Sandbox] = []
     try:

@@ -388,7 +388,7 @@ def main() -> int:
     root.chmod(0o755)
     print(f"SEED={seed}, {seconds / 60:.0f} minutes, {len(BY_NAME)} kinds of faults, in {root}", flush=True)
     began = time.time()
-    sandbox = Sandbox.up(NODES, root / "s", slurmd_timeout=8, message_timeout=3)
+    sandbox = Sandbox.up(NODES, root / "s", slurmd_timeout=12, message_timeout=3)
     site = Site(sandbox, root, SETTINGS)
     site.client.timeout_s = 3.0
     for old, new in SLOWER:

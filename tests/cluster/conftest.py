@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jobs import LOST_S, Site, site_on
+from jobs import Site, site_on
 from people import Person, people
 
 
 @pytest.fixture
 def site(make_sandbox: Any, request: pytest.FixtureRequest) -> Iterator[Site]:
     """A sandbox of its own for one test, with a transomd that answers; see ``with_settings``."""
-    with site_on(make_sandbox(5, slurmd_timeout=LOST_S), Site) as made:
+    with site_on(make_sandbox(5), Site) as made:
         made.set(**getattr(request, "param", {}))
         made.start_daemon()
         yield made

@@ -41,10 +41,6 @@ def with_settings(name: str, fixture: str = "site", **settings: float) -> pytest
 OFTEN = {"interval_s": 3}
 """For tests of what is found on nodes while a program runs on them; probes are most of what a site costs."""
 patient = with_settings("patient", **PATIENT)
-LOST_S = 18
-"""SlurmdTimeout of sandboxes that lose nodes: longer than a look at a dead node (twice MessageTimeout, and a second)
-and the pause until the next one (a third of this); or nodes that are looked at with it are taken for lost as well, as
-what they answer is noted when the look is over (24.11)."""
 RING = Path(__file__).with_name("ring.py")
 SETTINGS = """\
 [daemon]

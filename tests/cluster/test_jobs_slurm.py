@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jobs import LOST_S, PATIENT, Site, check_end, site_on
+from jobs import PATIENT, Site, check_end, site_on
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -23,7 +23,7 @@ PREEMPTION = (
 @pytest.fixture
 def own_site(make_sandbox: Any, request: pytest.FixtureRequest) -> Iterator[Site]:
     """A site on a sandbox with the lines of slurm.conf that a test asks for."""
-    with site_on(make_sandbox(5, slurmd_timeout=LOST_S, extra=getattr(request, "param", ())), Site) as made:
+    with site_on(make_sandbox(5, extra=getattr(request, "param", ())), Site) as made:
         yield made
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import LOST_S, PATIENT, Site, site_on, with_settings
+from jobs import PATIENT, Site, site_on, with_settings
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.cluster
@@ -103,7 +103,7 @@ class OpsSite(Site):
 
 @pytest.fixture
 def ops(make_sandbox: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpsSite]:
-    with site_on(make_sandbox(5, slurmd_timeout=LOST_S), OpsSite) as made:
+    with site_on(make_sandbox(5), OpsSite) as made:
         made.set(**getattr(request, "param", {}))
         monkeypatch.setenv("NOTIFY_SOCKET", str(made.root / "notify"))
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import JOB, LOST_S, RING, SETTINGS, Site, check_end
+from jobs import JOB, RING, SETTINGS, Site, check_end
 from people import Person
 from transom_slurm.sandbox import Sandbox
 
@@ -81,7 +81,7 @@ class OwnSite(Site):
 
 @pytest.fixture(scope="module")
 def cluster(persons: list[Person], make_sandbox: Any) -> Sandbox:
-    sandbox: Sandbox = make_sandbox(5, slurmd_timeout=LOST_S)
+    sandbox: Sandbox = make_sandbox(5)
     return sandbox
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import LOST_S, check_end, site_on
+from jobs import check_end, site_on
 from people import Person
 from usersite import UserSite
 
@@ -34,7 +34,7 @@ print(json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def town(persons: list[Person], make_sandbox: Any) -> Iterator[UserSite]:
-    with site_on(make_sandbox(5, slurmd_timeout=LOST_S), UserSite) as site:
+    with site_on(make_sandbox(5), UserSite) as site:
         site.start_daemon()
         yield site
 

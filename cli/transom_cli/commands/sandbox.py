@@ -90,7 +90,7 @@ def sandbox() -> None:
 @sandbox.command()
 @click.option("--nodes", default=4, show_default=True, metavar="N", help="How many nodes, named n1 to nN.")
 @click.option("--gpus", default=8, show_default=True, metavar="N", help="Simulated GPUs a node.")
-@click.option("--slurmd-timeout", default=10, show_default=True, metavar="S", help="SlurmdTimeout, seconds.")
+@click.option("--slurmd-timeout", default=18, show_default=True, metavar="S", help="SlurmdTimeout, seconds.")
 @click.option("--message-timeout", default=5, show_default=True, metavar="S", help="MessageTimeout, seconds.")
 @click.option("--mode", type=click.Choice(["netns", "loopback"]), help="Instead of the better one that is possible.")
 @_as_json
@@ -111,8 +111,9 @@ def up(
     Examples:
       transom sandbox up
       transom sandbox up --nodes 16 --dir /tmp/big
-      transom sandbox up --slurmd-timeout 5 --message-timeout 2
-    With the latter Slurm notices a dead node after about 9 s instead of 20.
+      transom sandbox up --slurmd-timeout 9 --message-timeout 2
+    With the latter Slurm notices a dead node in half the time. Less than three times
+    the one and 3 more for the other, and Slurm may take healthy nodes for lost, too.
     """
     signal.signal(signal.SIGTERM, _raise_exit)
     began = time.monotonic()

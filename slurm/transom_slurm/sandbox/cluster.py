@@ -34,7 +34,7 @@ class Sandbox:
         *,
         gpus: int = 8,
         cpus: int = 16,
-        slurmd_timeout: int = 10,
+        slurmd_timeout: int = 18,
         message_timeout: int = 5,
         mode: str = "",
         extra: Sequence[str] = (),
@@ -43,7 +43,10 @@ class Sandbox:
         """Start a sandbox and return when all its nodes are idle; nothing is left behind when that fails.
 
         ``mode`` is ``netns``, ``loopback``, or empty for the better one that is possible; ``extra`` are further lines
-        of slurm.conf. Timeouts are in seconds. Raises :class:`SandboxError`.
+        of slurm.conf. Timeouts are in seconds; a ``slurmd_timeout`` of less than three times ``message_timeout`` and 3
+        more may take healthy nodes for lost beside a dead one: a look at that one takes twice ``message_timeout``, the
+        next follows after a third of ``slurmd_timeout``, and 24.11 notes what others answer when a look is over.
+        Raises :class:`SandboxError`.
         """
         root = check_directory(Path(directory) if directory else default_directory())
         check_installed()

@@ -39,7 +39,7 @@ class ClusterSpec:
     gpus: int = 8
     cpus: int = 16
     memory_mb: int = 64000
-    slurmd_timeout: int = 10
+    slurmd_timeout: int = 18
     message_timeout: int = 5
     extra: tuple[str, ...] = ()
 
