@@ -57,17 +57,19 @@ def boot_nodes(spec: ClusterSpec, names: Iterable[str]) -> None:
         (own.root / "boot_id").write_text(f"{uuid.uuid4()}\n")
         _start(spec, own, node.name, _node_steps(spec, node), ["-m", "-u", "-i", "-n", "-p", "--fork"])
     pids = {node.name: _pid(at.node(node.name)) for node in nodes}
-    lines = [line for node in nodes for line in _cable(node.name, pids[node.name])]
+    lines = [line for node in nodes for line in _cable(node, pids[node.name])]
     run([f"{at.lib}/hub", "ip", "-batch", "-"], "connect nodes", text="\n".join(lines) + "\n")
     for node in nodes:
         wait_booted(spec, [node.name], at.node(node.name))
 
 
-def _cable(name: str, pid: int) -> list[str]:
+def _cable(node: NodeSpec, pid: int) -> list[str]:
+    # A node keeps its hardware address when it boots, or others send to the old one for up to 8 s (their ARP caches).
+    hardware = "02:00:" + ":".join(f"{int(part):02x}" for part in node.address.split("."))
     return [
-        f"link add {name} type veth peer name eth0 netns {pid}",
-        f"link set {name} master {_BRIDGE}",
-        f"link set {name} up",
+        f"link add {node.name} type veth peer name eth0 address {hardware} netns {pid}",
+        f"link set {node.name} master {_BRIDGE}",
+        f"link set {node.name} up",
     ]
 
 
