@@ -112,8 +112,8 @@ def up(
       transom sandbox up
       transom sandbox up --nodes 16 --dir /tmp/big
       transom sandbox up --slurmd-timeout 9 --message-timeout 2
-    With the latter Slurm notices a dead node in half the time. Less than three times
-    the one and 3 more for the other, and Slurm may take healthy nodes for lost, too.
+    With the latter Slurm notices a dead node in half the time. The one should be
+    three times the other and 3 more, or healthy nodes may be taken for lost, too.
     """
     signal.signal(signal.SIGTERM, _raise_exit)
     began = time.monotonic()
