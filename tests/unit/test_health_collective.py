@@ -42,11 +42,11 @@ async def appears(path: Path, running: asyncio.Task[CollectiveReport]) -> None:
 
 
 def left_behind() -> list[int]:
-    """Processes that bear a collective's mark."""
-    found = []
+    """Processes of this network that bear a collective's mark; tests of whole clusters run others in their own."""
+    found, here = [], os.readlink("/proc/self/ns/net")
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if f"{MARK}=".encode() in entry.read_bytes():
+            if f"{MARK}=".encode() in entry.read_bytes() and os.readlink(entry.parent / "ns" / "net") == here:
                 found.append(int(entry.parent.name))
         except OSError:
             continue
