@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from transomd.launch.aside import Aside
-from transomd.launch.program import SCRIPT_LOG, LaunchPlan, Program, task_script
+from transomd.launch.program import LaunchPlan, Program, task_script
 from transomd.launch.rundir import RunDir
-from transomd.launch.sruns import SRUNS_LOG, Sruns
+from transomd.launch.sruns import SCRIPT_LOG, SRUNS_LOG, Sruns
 from transomd.launch.watch import LogWatch
 from transomd.spec import JobSpec
 from transomd.tee.progress import DEFAULT_PATTERN, Progress

@@ -13,7 +13,8 @@ import pytest
 from transomd.launch.awake import Awake
 from transomd.launch.handshake import greet
 from transomd.launch.hub import Hub
-from transomd.launch.program import SCRIPT_LOG, SRUN_LOG
+from transomd.launch.program import SRUN_LOG
+from transomd.launch.sruns import SCRIPT_LOG
 from transomd.launch.watch import FIRST_EXITS, MAX_EXITS, LogWatch
 from transomd.spec import JobSpec
 from transomd.tee.progress import DEFAULT_PATTERN, Progress

@@ -33,7 +33,6 @@ SRUN_WRAPPER = """\
 exec {noting} {srun} --overlap {exclude}"$@"
 """
 SRUN_LOG = "srun.log"
-SCRIPT_LOG = sruns.SCRIPT_LOG
 HOSTS = "hosts"
 
 
@@ -63,7 +62,7 @@ def tasks_a_node(spec: JobSpec) -> int:
 
 def log_of_srun(spec: JobSpec) -> str:
     """Return the name of the log that srun itself writes to: one of its own, or that of the job's script."""
-    return SCRIPT_LOG if spec.script else SRUN_LOG
+    return sruns.SCRIPT_LOG if spec.script else SRUN_LOG
 
 
 def slurm_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -194,11 +193,8 @@ class Program:
         env = program_env(self.plan, environ)
         env["TRANSOM_AGENT"] = job_socket(self._run_dir.root, environ.get("SLURM_JOB_ID", ""))
         argv = self._script(env) if self.plan.spec.script else self._tasks()
-        return (
-            argv,
-            env,
-            os.open(self.logs / log_of_srun(self.plan.spec), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-        )
+        log = self.logs / log_of_srun(self.plan.spec)
+        return argv, env, os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def _tasks(self) -> list[str]:
         task = self.logs / "task.sh"

@@ -17,7 +17,7 @@ _SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILI
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One process of a launch. ``state`` is the letter of proc(5): R S D T Z; ``wchan`` is where it sleeps.
+    """One process of a launch. ``state`` is the letter of proc(5): R S D T t; ``wchan`` is where it sleeps.
 
     ``rank`` is that of the task where a job's own script starts it by srun and gives it none.
     ``switches``: how often the kernel took it from a processor, so that while it stays the same it does not run.

@@ -32,16 +32,14 @@ class Stuck:
         near = self._clock() < self._seen_at + APART_S
         alive = self._agents.alive()
         answers = await self._agents.hub.ask_all([n for n in nodes if n in alive], "ranks", within_s)
-        before, self._seen = (
-            self._seen,
-            {
-                (node, process["pid"]): process
-                for node, found in answers.items()
-                if isinstance(found, list)
-                for process in found
-                if process["rank"] is not None and process["epoch"] == epoch
-            },
-        )
+        before = self._seen
+        self._seen = {
+            (node, process["pid"]): process
+            for node, found in answers.items()
+            if isinstance(found, list)
+            for process in found
+            if process["rank"] is not None and process["epoch"] == epoch
+        }
         self._seen_at = self._clock()
         return [
             ProcessState(rank=process["rank"], node=node, pid=pid, state=process["state"])

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from transomd.launch.outlived import Outlived
-from transomd.launch.program import SCRIPT_LOG, SRUN_LOG, log_of_srun, tasks_a_node
-from transomd.launch.sruns import SRUNS_LOG, Sruns
+from transomd.launch.program import SRUN_LOG, log_of_srun, tasks_a_node
+from transomd.launch.sruns import SCRIPT_LOG, SRUNS_LOG, Sruns
 from transomd.spec import JobSpec
 from transomd.tee import srun
 from transomd.tee.matcher import Matcher

@@ -98,7 +98,7 @@ def silent(since: Mapping[str, float], host: str) -> list[Evidence]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A rank's process as ``/proc`` shows it; ``state`` is one letter (R, S, D, T, t, Z)."""
+    """A rank's process as ``/proc`` shows it; ``state`` is one letter (R, S, D, T, t)."""
 
     rank: int
     node: str

@@ -16,7 +16,7 @@ _WORK = re.compile(r"SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,40})")
 
 
 def stuck_process(case: Case) -> Verdict | None:
-    """A rank whose process is stopped, dead but not buried, or waiting in the kernel, and no rank's error says why."""
+    """A rank whose process is stopped, traced or waiting in the kernel, and no rank's error says why."""
     crashed = [one.rank for one in case.of("EXIT-SIGNAL") if one.role is not Role.VICTIM]  # it was dumping its core
     stuck = [one for one in case.stuck if one.rank not in crashed]
     signature = min((one.signature for one in stuck), key=STUCK.index, default="")
